@@ -210,35 +210,36 @@ async def test_stop_strings_wait_for_min_tokens(fronts: Fronts) -> None:
     assert late.text.startswith(plain.text[: plain.text.index(stop) + len(stop)])
 
 
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"logit_bias": {"a": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": {"999999": 1}}, "logit_bias"),
-        ({"min_tokens": 25}, "min_tokens"),
-        ({"min_tokens": -1}, "min_tokens"),
-        ({"bad_words": [""]}, "bad_words"),
-        ({"bad_words": ["x"] * 65}, "bad_words"),
-        ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"guided_regex": "a(b"}, "response_format"),
-        ({"guided_json": {"type": "nothing"}}, "response_format"),
-        ({"guided_json": "{"}, "response_format"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "response_format"),
-        ({"guided_choice": []}, "guided_choice"),
-        ({"guided_regex": "a" * 70_000}, "response_format"),
-    ],
-)
-async def test_what_is_wrong_is_named(fronts: Fronts, asked: Any, param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        await complete(fronts, extra_body=asked)
-    assert refused.value.param == param
-    assert refused.value.body["message"].startswith(param)  # type: ignore[index]
-    # Nothing was opened for it.
+WRONG: list[tuple[Any, str]] = [
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    ({"min_tokens": 25}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["x"] * 65}, "bad_words"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"guided_regex": "a(b"}, "response_format"),
+    ({"guided_json": {"type": "nothing"}}, "response_format"),
+    ({"guided_json": "{"}, "response_format"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "response_format"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_regex": "a" * 70_000}, "response_format"),
+]
+
+
+async def test_what_is_wrong_is_named(fronts: Fronts) -> None:
+    for asked, param in WRONG:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await complete(fronts, extra_body=asked)
+        assert refused.value.param == param, asked
+        message = refused.value.body["message"]  # type: ignore[index]
+        assert message.startswith(param), (asked, message)
+    # Nothing was opened for them.
     info = await fronts.services.orchestrator.GetModelInfo(pb.GetModelInfoRequest())
     assert info.active_requests == 0
 

@@ -244,7 +244,7 @@ def test_what_the_start_compiled_serves_every_batch(
 
     @torch.inference_mode()
     def serve() -> None:
-        for trees in (False, True) * 20:
+        for trees in (False, True) * 10:
             chosen = rng.sample(caches, rng.randint(2, 9))
             most = rng.choice((1 + trees, FEW, MANY))
             feeds = []

@@ -20,6 +20,7 @@ from tandem.inference.passes import torch_llama as llama
 from tandem.inference.passes.torch_llama import LlamaPass
 from tests.support.models.architectures import (
     DOCUMENT,
+    KINDS,
     LLAMA,
     REFUSED,
     SUPPORTED,
@@ -184,7 +185,13 @@ def almost(model: PreTrainedModel) -> PreTrainedModel:
     return drafter
 
 
-@every_architecture
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.model_type, marks=() if row in KINDS else pytest.mark.campaign)
+        for row in SUPPORTED
+    ],
+)
 async def test_greedy_text_through_the_engines_is_what_transformers_generates(
     row: Architecture,
 ) -> None:
