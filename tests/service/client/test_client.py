@@ -133,27 +133,25 @@ async def test_every_option_reaches_the_request(served: Served) -> None:
     assert text.prompt[1].log_prob is not None
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"temperature": -1}, "sampling.temperature must be finite"),
-        ({"what": 1}, "what: there is no such option"),
-        ({"top_k": -1}, "wrong type or is out of range"),
-        ({"stop": 7}, "wrong type or is out of range"),
-        ({"prompt": [{"role": "user", "content": "Hi"}, 5]}, "a chat is a list of messages"),
-        ({"regex": "a", "grammar": "start: /a/"}, "regex and lark exclude each other"),
-        ({"choice": ["a"], "grammar": "start: /a/"}, "grammar and choice exclude each other"),
-        ({"json_schema": {"type": "no"}}, "sampling.shaping.grammar: .*Invalid type"),
-    ],
-)
-async def test_what_cannot_be_is_refused(
-    served: Served, options: dict[str, Any], sentence: str
-) -> None:
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1}, "sampling.temperature must be finite"),
+    ({"what": 1}, "what: there is no such option"),
+    ({"top_k": -1}, "wrong type or is out of range"),
+    ({"stop": 7}, "wrong type or is out of range"),
+    ({"prompt": [{"role": "user", "content": "Hi"}, 5]}, "a chat is a list of messages"),
+    ({"regex": "a", "grammar": "start: /a/"}, "regex and lark exclude each other"),
+    ({"choice": ["a"], "grammar": "start: /a/"}, "grammar and choice exclude each other"),
+    ({"json_schema": {"type": "no"}}, "sampling.shaping.grammar: .*Invalid type"),
+]
+
+
+async def test_what_cannot_be_is_refused(served: Served) -> None:
     async with tandem.AsyncClient(served.address) as client:
-        with pytest.raises(tandem.Refused, match=sentence) as refused:
-            await client.generate(**{"prompt": PROMPT, **options})
-    assert refused.value.status == "INVALID_ARGUMENT"
-    assert isinstance(refused.value, tandem.CallFailed)
+        for options, sentence in REFUSED:
+            with pytest.raises(tandem.Refused, match=sentence) as refused:
+                await client.generate(**{"prompt": PROMPT, **options})
+            assert refused.value.status == "INVALID_ARGUMENT"
+            assert isinstance(refused.value, tandem.CallFailed)
 
 
 async def test_choices_and_schemas_are_kept_to(served: Served) -> None:
