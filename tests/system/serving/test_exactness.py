@@ -39,6 +39,8 @@ TEXTS = 800
 # The rules for several chains decide a chain as these do, number by number
 # (tests/unit/verification/test_tree_rules.py).
 ONCE = ("model", "dense", ["block", "greedy_block"])
+# Methods that draft by what the target tells; the third is in test_trees.py.
+TOLD = (("jacobi", "dense", ["block"]), ("masks", "support 2", ["block"]))
 
 
 # Methods with branches are in test_trees.py; `make exactness` has all, and more of each.
@@ -46,6 +48,7 @@ ONCE = ("model", "dense", ["block", "greedy_block"])
     ("method", "rows", "rules"),
     [
         pytest.param(*ONCE, id="model-dense, block and greedy_block"),
+        *(pytest.param(*case, id="-".join(case[:2]) + ", block") for case in TOLD),
         *(
             pytest.param(name, rows, RULES[name], marks=pytest.mark.campaign, id=f"{name}-{rows}")
             for name in METHODS

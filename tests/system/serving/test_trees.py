@@ -42,9 +42,13 @@ def folder(random_pair: tuple[Path, Path]) -> Path:
 
 # By drafting method, the rules of its drafts; None leaves the sizes of `block` open, so that they
 # follow what was seen of other texts. `make exactness` has both kinds of rows of each.
-@pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("method", "rules"), [("tree", [None]), *((name, RULES[name]) for name in BRANCHING)]
+    ("method", "rules"),
+    [
+        pytest.param("lookahead", ["block"], id="lookahead, block"),
+        pytest.param("tree", [None], id="tree, sizes left open", marks=pytest.mark.campaign),
+        *(pytest.param(n, RULES[n], id=n, marks=pytest.mark.campaign) for n in BRANCHING),
+    ],
 )
 def test_the_law_is_the_targets(
     method: str, rules: Sequence[str | None], folder: Path, tmp_path: Path

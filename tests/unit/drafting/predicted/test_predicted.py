@@ -14,7 +14,7 @@ from tandem.drafting.predicted.lookahead import LookaheadDrafter, LookaheadRecip
 from tandem.drafting.predicted.masks import MasksDrafter
 from tandem.engine.asks import DrawFrom, Steps, Truncation
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions, Row
+from tandem.speculation.predictions import Predictions, PredictionsWanted
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration
@@ -143,17 +143,34 @@ def test_masks_hang_at_each_place_and_are_drawn_from_where_the_round_ended() -> 
 
 
 class FromAnotherGroup(MasksDrafter):
-    """Draws from a group's rows, and sends those of another group."""
+    """Draws from the group where the round ended, and sends the rows of the group at place 0."""
+
+    def __init__(self, count: int, top: int, truncation: Truncation) -> None:
+        super().__init__(count, top, truncation)
+        self.predicts = PredictionsWanted(top, everywhere=True)
+        self._size = count
+
+    def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
+        told, candidates = sequence.predictions, sequence.state or 0
+        if told is not None:
+            rows = told.rows()
+            firsts = [candidates + 1 + place * self._size for place in (len(emitted) - 1, 0)]
+            own, self.other = (
+                [rows[first + number] for number in range(self._size)] for first in firsts
+            )
+            kept = range(candidates + 1, candidates + 1 + self._size)
+            sequence.predictions = Predictions(
+                1, kept, [row.ids for row in own], [row.weights for row in own]
+            )
+        super().observe(sequence, emitted)
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         draft = yield from super().draft(sequence, round_, gamma, budget)
-        rows = [Row(np.arange(3, dtype=np.uint32), np.array([1, 50, 7], np.uint16))] * len(draft)
-        return replace(
-            draft,
-            sizes=[3] * len(rows),
-            ids=np.concatenate([row.ids for row in rows] or [draft.ids]),
-            weights=np.concatenate([row.weights for row in rows] or [draft.weights]),
-        )
+        dense = np.ones((len(draft), 3), np.uint16)  # so that every token has a weight
+        for weights, row in zip(dense, self.other if len(draft) else (), strict=False):
+            weights[row.ids] += row.weights
+        ids = np.tile(np.arange(3, dtype=np.uint32), len(draft))
+        return replace(draft, sizes=[3] * len(draft), ids=ids, weights=dense.flatten())
 
 
 class Withdrawing(MasksDrafter):
