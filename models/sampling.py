@@ -1,5 +1,7 @@
-"""Text sampled by the target at temperature 1, many sequences at a time."""
+"""Text of the target, many sequences at a time: sampled at temperature 1, or greedy."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from models.llama import END_ID, Half, Weights
 ROWS = 256
 LENGTH = 512
 LONGEST_PROMPT = 64
+# Where a greedy text counts as looping.
+_LOOP, _TIMES = 8, 3
 
 
-def step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig) -> Tensor:
+def _step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig) -> Tensor:
     """Logits [rows, vocabulary] after `token` [rows] at position `at`; fills the cache there.
 
     The cache is [layers, 2, rows, heads, length, size].
@@ -40,9 +44,14 @@ def step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig) 
 
 @torch.inference_mode()
 def continue_prompts(
-    w: Weights, shape: LlamaConfig, prompts: Tensor, given: Tensor, generator: torch.Generator
+    w: Weights,
+    shape: LlamaConfig,
+    prompts: Tensor,
+    given: Tensor,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Fill `prompts` [rows, length] with samples wherever a row's position is not `given`."""
+    """Fill `prompts` [rows, length] wherever a row's position is not `given`: with samples, or
+    without a generator with the likeliest tokens."""
     rows, length = prompts.shape
     half = Half(w, shape)
     size = shape.hidden_size // shape.num_attention_heads
@@ -52,8 +61,11 @@ def continue_prompts(
     )  # fmt: skip
     filled = prompts.clone()
     for at in range(length - 1):
-        row = step(half, filled[:, at], at, cache, shape).float().softmax(-1)
-        drawn = torch.multinomial(row, 1, generator=generator)[:, 0]
+        logits = _step(half, filled[:, at], at, cache, shape)
+        drawn = logits.argmax(-1)
+        if generator is not None:
+            row = logits.float().softmax(-1)
+            drawn = torch.multinomial(row, 1, generator=generator)[:, 0]
         filled[:, at + 1] = torch.where(given[:, at + 1], prompts[:, at + 1], drawn)
     return filled
 
@@ -87,3 +99,14 @@ def ensure(folder: Path, batches: int, stream: Tokens, w: Weights, shape: LlamaC
         temporary.rename(path)
         print(f"samples {number + 1}/{batches}", flush=True)
     return np.concatenate([np.load(folder / f"{number:03}.npy") for number in range(batches)])
+
+
+def until_it_loops(text: Sequence[int], first: int = 0) -> int:
+    """How many tokens a text has before eight of those from `first` on come the third time."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for end in range(first + _LOOP, len(text) + 1):
+        last = tuple(text[end - _LOOP : end])
+        seen[last] += 1
+        if seen[last] == _TIMES:
+            return end
+    return len(text)

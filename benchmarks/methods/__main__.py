@@ -31,7 +31,8 @@ from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked
 from benchmarks.methods.rows import DEPTH, METHODS, NODES, Method
-from benchmarks.methods.texts import held_out, training_index, until_it_loops
+from benchmarks.methods.texts import held_out, training_index
+from models.sampling import until_it_loops
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

@@ -1,9 +1,7 @@
-"""Held-out prompts, an index without them, and where a greedy text begins to loop."""
+"""Held-out prompts, and an index without them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -12,19 +10,6 @@ from models import corpus
 from tandem.retrieval.build import build_index
 
 PROMPT_TOKENS = 64
-# Where a greedy text counts as looping.
-_LOOP, _TIMES = 8, 3
-
-
-def until_it_loops(text: Sequence[int]) -> int:
-    """How many tokens a text has before eight of them come the third time."""
-    seen: Counter[tuple[int, ...]] = Counter()
-    for end in range(_LOOP, len(text) + 1):
-        last = tuple(text[end - _LOOP : end])
-        seen[last] += 1
-        if seen[last] == _TIMES:
-            return end
-    return len(text)
 
 
 def held_out(tokenizer: Tokenizer, count: int) -> list[list[int]]:

@@ -39,38 +39,15 @@ _BATCHES = 40
 _OTHERS = 2
 # A token counts less the more wrong ones stand before it: it comes when those are right.
 _LATER = 0.7
-# A greedy text ends where so many tokens come for the third time: from there on it is a loop.
-NGRAM, TIMES = 8, 3
-
-
-def loop_of(text: list[int], first: int) -> int:
-    """Where a text begins to loop: the end of the first n-gram behind `first` that stands there
-    for the third time; the text's length if there is none."""
-    seen: dict[tuple[int, ...], int] = {}
-    for end in range(first + NGRAM, len(text) + 1):
-        key = tuple(text[end - NGRAM : end])
-        seen[key] = seen.get(key, 0) + 1
-        if seen[key] == TIMES:
-            return end
-    return len(text)
 
 
 @torch.inference_mode()
 def greedy_texts(weights: llama.Weights, prompts: Tensor, length: int) -> Tensor:
     """Continue prompts [rows, tokens] by the likeliest tokens, to [rows, length]."""
-    shape, half = llama.TARGET, llama.Half(weights, llama.TARGET)
-    rows, given = prompts.shape
-    size = shape.hidden_size // shape.num_attention_heads
-    cache = torch.zeros(
-        shape.num_hidden_layers, 2, rows, shape.num_attention_heads, length, size,
-        dtype=half.table.dtype,
-    )  # fmt: skip
-    filled = torch.cat([prompts, prompts.new_zeros(rows, length - given)], 1)
-    for at in range(length - 1):
-        row = sampling.step(half, filled[:, at], at, cache, shape)
-        if at + 1 >= given:
-            filled[:, at + 1] = row.argmax(-1)
-    return filled
+    rows, known = prompts.shape
+    text = torch.cat([prompts, prompts.new_zeros(rows, length - known)], 1)
+    given = (torch.arange(length) < known).expand(rows, -1)
+    return sampling.continue_prompts(weights, llama.TARGET, text, given)
 
 
 def own_greedy_texts(pair: Path, cache: Path, scale: float) -> Tokens:
@@ -136,7 +113,7 @@ def fit(pair: Path, cache: Path, output: Path, scale: float) -> None:
         generator = torch.Generator().manual_seed(int(tokens.sum()))
         steps = 1 + int(torch.randint(3, (1,), generator=generator))
         anchors = groups.anchors_of(stage, tokens, _PLACES, WINDOW + 1 + steps, PROMPT)
-        ends = torch.tensor([loop_of(row, PROMPT) for row in tokens.tolist()])
+        ends = torch.tensor([sampling.until_it_loops(row, PROMPT) for row in tokens.tolist()])
         tokens = tokens[:, :-1]
         picked = torch.randint(PROMPT, (len(tokens), _PLACES, WINDOW), generator=generator)
         states = tokens[torch.arange(len(tokens))[:, None, None], picked]
@@ -176,7 +153,7 @@ def tokens_a_pass(pair: Path, weights: llama.Weights, rows: int = 64) -> float:
     greedy = greedy_texts(weights, prompts, STAGES[0].length)
     tokens = passes = 0
     for row in greedy:
-        end, at = loop_of(row.tolist(), PROMPT), PROMPT - 1
+        end, at = sampling.until_it_loops(row.tolist(), PROMPT), PROMPT - 1
         state = row[PROMPT - WINDOW : PROMPT]
         # The text is a fixed point: what a pass keeps is what agrees with it.
         while at < end - WINDOW - 2:

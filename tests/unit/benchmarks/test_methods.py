@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.methods.lookups import follow
 from benchmarks.methods.rows import METHODS as ROWS
-from benchmarks.methods.texts import until_it_loops
 from drafter_svc.settings import DrafterSettings
+from models.sampling import until_it_loops
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
 from tandem.retrieval.prompt import PromptStore
