@@ -21,9 +21,13 @@ for _service in ("DRAFTER", "TARGET"):
     os.environ.setdefault(f"TANDEM_{_service}_DTYPE", "float32")
 
 
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no collection of garbage need go over it again."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays: garbage is never looked for in it."""
+    gc.disable()
+    yield
     gc.freeze()
+    gc.enable()
 
 
 # What imports torch is imported within a fixture: xdist's first process, which only deals out the

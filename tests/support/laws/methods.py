@@ -101,6 +101,7 @@ class Enumeration:
         self.length, self.gamma, self.nodes = length, gamma, nodes
         self._outcomes: dict[Any, Outcomes] = {}
         self._laws: dict[Text, npt.NDArray[np.float64]] = {}
+        self._found: dict[Any, Any] = {}
         self.deepest = 0
         self.late = False
         self.garbled: Callable[[Predictions], Predictions] = lambda told: told
@@ -211,7 +212,7 @@ class Enumeration:
         def run(chooser: Chooser) -> tuple[Draft, bytes]:
             own = pickle.loads(before)
             steps = self.drafter.draft(own, 1, gamma, self.nodes)
-            return Answering(chooser, text).run(steps), pickle.dumps(own)
+            return Answering(chooser, text, self._found).run(steps), pickle.dumps(own)
 
         for (draft, after), weight in runs(run):
             assert draft.depth <= gamma

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from llguidance import LLMatcher, LLTokenizer
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
@@ -53,7 +56,9 @@ from tests.support.laws.tables import (
     extended,
     feature_of,
     runs,
+    said_of,
     scorers_of,
+    told_of,
 )
 from tests.support.laws.trees.laws import stops
 
@@ -77,13 +82,12 @@ class RunAnswering(Answering):
 
     Args:
         target: the table of the large model.
-        judged: what was found of drafts before, by what it follows from.
+        found: numbers that were found before, by all that they follow from.
     """
 
-    def __init__(self, chooser: Chooser, target: Table, judged: dict[Any, Any]) -> None:
-        super().__init__(chooser, None)
+    def __init__(self, chooser: Chooser, target: Table, found: dict[Any, Any]) -> None:
+        super().__init__(chooser, None, found)
         self._target = target
-        self._judged = judged
         self._predicted = extended(7, VOCAB_SIZE, self._known)
         self._scored: list[Text] = []
         self.reported: list[RunRound] = []
@@ -114,13 +118,12 @@ class RunAnswering(Answering):
     def _decided(self, ask: Decide) -> Any:
         """A place by the rule's chances, and a token by what it leaves there."""
         draft, laws = _on_host(ask), self._shaped_laws(ask)
-        rows = draft.ids.tobytes(), draft.weights.tobytes(), tuple(draft.rows_of_nodes())
-        key = laws.tobytes(), tuple(draft.token_ids), tuple(draft.places()), rows, repr(ask.carry)
-        if key not in self._judged:
-            self._judged[key] = self._judge(ask, laws)
-        chances, residuals, carries = self._judged[key]
-        place = self._chooser.choose(chances.tolist())
-        token = self._chooser.choose(residuals[place].tolist())
+        key = laws.tobytes(), told_of(draft), repr(ask.carry)
+        if key not in self._found:
+            self._found[key] = self._judge(ask, laws)
+        chances, residuals, carries = self._found[key]
+        place = self._chooser.choose(chances)
+        token = self._chooser.choose(residuals[place])
         carry = carries[place][token]
         path = draft.path_to(place)
         decision = Decision(draft, place, len(path), token, [], carry)
@@ -149,9 +152,9 @@ class RunAnswering(Answering):
         p = torch.from_numpy(laws[list(draft.row_of_places())])[None]
         proposal = Proposal.from_drafts([draft])
         judged = ask.rule.judged(proposal, p, [ask.carry])
-        chances = stops(ask.rule, proposal, judged.accept())[0].numpy()
+        chances = stops(ask.rule, proposal, judged.accept())[0].tolist()
         places = [torch.full_like(proposal.lengths, place) for place in range(len(chances))]
-        residuals = [judged.residual(at)[0].numpy() for at in places]
+        residuals = [judged.residual(at)[0].tolist() for at in places]
         carries = [
             [judged.carry(at, torch.full_like(at, token))[0] for token in range(VOCAB_SIZE)]
             for at in places
@@ -166,8 +169,11 @@ class RunAnswering(Answering):
         if ask.shaped is None:
             laws: npt.NDArray[np.float64] = rows / rows.sum(-1, keepdims=True)
             return laws
-        shaped = shape(torch.from_numpy(rows).double().log(), [(0, ask.shaped)])
-        laws = shaped.softmax(-1).numpy()
+        key = "laws", rows.tobytes(), said_of(ask.shaped)
+        if key not in self._found:
+            shaped = shape(torch.from_numpy(rows).double().log(), [(0, ask.shaped)])
+            self._found[key] = shaped.softmax(-1).numpy()
+        laws = self._found[key]
         return laws
 
 
@@ -206,6 +212,36 @@ class State:
         predicted = None if told is None else (told.places, told.ids, told.weights)
         known = sequence.untold, states, predicted, drafting
         return repr((self.text, *known, held, sequence.carry))
+
+
+class _Copies(pickle.Pickler):
+    """Copies of a sequence. It is pickled once, but for its grammar: `deepcopy` takes longer."""
+
+    def __init__(self, sequence: TargetSequence) -> None:
+        self._aside: list[Any] = []
+        self._pickled = io.BytesIO()
+        super().__init__(self._pickled, pickle.HIGHEST_PROTOCOL)
+        self.dump(sequence)
+
+    def persistent_id(self, part: Any) -> int | None:
+        if not isinstance(part, (LLMatcher, LLTokenizer)):
+            return None
+        self._aside.append(part)
+        return len(self._aside) - 1
+
+    def fresh(self) -> TargetSequence:
+        """One more."""
+        found: TargetSequence = _Unpickler(self._pickled.getvalue(), self._aside).load()
+        return found
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes, aside: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._aside = aside
+
+    def persistent_load(self, number: int) -> Any:
+        return copy.deepcopy(self._aside[number])
 
 
 class RunLaw:
@@ -254,7 +290,7 @@ class RunLaw:
         self._rule = VERIFIERS[rule]
         # A rule with a fixed gamma has its law to the very end of the text.
         self._room = LENGTH if self._rule.fixed_gamma else ROOM
-        self._judged: dict[Any, Any] = {}
+        self._found: dict[Any, Any] = {}
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
         self._log_probs = LogProbsWanted() if log_probs else None
         self.deepest = self.empty = 0
@@ -278,10 +314,11 @@ class RunLaw:
 
     def _rounds(self, state: State, size: RunSize) -> Iterator[tuple[State, float]]:
         """All that a round may come to, with its probability."""
+        copies = _Copies(state.sequence)
 
         def play(chooser: Chooser) -> State:
-            sequence = copy.deepcopy(state.sequence)
-            answering, credit = RunAnswering(chooser, self._target, self._judged), Credit(0)
+            sequence = copies.fresh()
+            answering, credit = RunAnswering(chooser, self._target, self._found), Credit(0)
             credit.grant(1, size)
             answering.run(run(None, sequence, credit, self._own))  # type: ignore[arg-type]
             (done,) = answering.reported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -88,21 +89,28 @@ def cache_of(capacity: int) -> SequenceCache:
     return SequenceCache(Memory(capacity), 0, capacity)  # type: ignore[arg-type]
 
 
+@lru_cache(maxsize=64)
+def _rows_of(longest: int, seed: int, zeros: bool) -> dict[Text, npt.NDArray[np.int64]]:
+    """A table's rows, which nobody changes."""
+    random = np.random.default_rng(seed)
+    rows: dict[Text, npt.NDArray[np.int64]] = {}
+    for length in range(longest + 1):
+        for text in product(range(VOCAB_SIZE), repeat=length):
+            row = rows[text] = random.integers(1, 60, VOCAB_SIZE)
+            if zeros:
+                kept = random.integers(VOCAB_SIZE)
+                row[(random.random(VOCAB_SIZE) < 0.35) & (np.arange(VOCAB_SIZE) != kept)] = 0
+            row.flags.writeable = False
+    return rows
+
+
 class Table:
     """A scorer that is a table: integer weights after every text."""
 
     vocab_size = VOCAB_SIZE
 
     def __init__(self, longest: int, seed: int, *, zeros: bool) -> None:
-        random = np.random.default_rng(seed)
-        self._rows: dict[Text, npt.NDArray[np.int64]] = {}
-        for length in range(longest + 1):
-            for text in product(range(VOCAB_SIZE), repeat=length):
-                row = random.integers(1, 60, VOCAB_SIZE)
-                if zeros:
-                    kept = random.integers(VOCAB_SIZE)
-                    row[(random.random(VOCAB_SIZE) < 0.35) & (np.arange(VOCAB_SIZE) != kept)] = 0
-                self._rows[text] = row
+        self._rows = _rows_of(longest, seed, zeros)
 
     def row(self, text: Text) -> npt.NDArray[np.int64]:
         return self._rows[text]
@@ -206,10 +214,14 @@ class Answering:
     Args:
         chooser: chooses the outcomes of draws.
         text: see above.
+        found: numbers that were found before, by all that they follow from.
     """
 
-    def __init__(self, chooser: Chooser, text: Text | None) -> None:
+    def __init__(
+        self, chooser: Chooser, text: Text | None, found: dict[Any, Any] | None = None
+    ) -> None:
         self._chooser = chooser
+        self._found = {} if found is None else found
         self.text = text
         self._told: Text = ()  # by features, with the token behind the last one
         self.explores: Callable[[Text], bool] = lambda text: True
@@ -262,14 +274,14 @@ class Answering:
         p = np.stack([row / row.sum() for row in rows])
         while len(p) <= len(ask.guess):  # nothing follows what fills a draft
             p = np.concatenate([p, p[-1:]])
-        rule, proposal = VERIFIERS[ask.rule], Proposal.from_drafts([ask.guess])
-        judged = rule.judged(proposal, torch.from_numpy(p)[None])
-        accept = (judged.accept() * ask.leniency).clamp(max=1)
-        place = self._chooser.choose(stops(rule, proposal, accept)[0].tolist())
+        key = ask.rule, ask.leniency, told_of(ask.guess), p.tobytes()
+        if key not in self._found:
+            self._found[key] = _reviewed(ask, p)
+        chances, residuals = self._found[key]
+        place = self._chooser.choose(chances)
         tokens = ask.guess.token_ids[:place]
         if place < ask.feed.rows:
-            weights = judged.residual(torch.tensor([place]))[0].tolist()
-            tokens = [*tokens, self._chooser.choose(weights)]
+            tokens = [*tokens, self._chooser.choose(residuals[place])]
         sent = [(np.flatnonzero(row), row[row > 0]) for row in rows[: len(tokens)]]
         told = [(ids.astype(np.uint32), weights.astype(np.uint16)) for ids, weights in sent]
         return Reviewed(place, tokens, told)
@@ -335,7 +347,10 @@ class Answering:
         assert len(groups) == len(ask.counts)
         rows = np.stack([laws[row] for row in groups])
         if ask.shaped is not None:
-            rows = _shaped(rows, ask.shaped)
+            key = rows.tobytes(), rows.shape, said_of(ask.shaped)
+            if key not in self._found:
+                self._found[key] = _shaped(rows, ask.shaped)
+            rows = self._found[key]
         siblings = max(ask.counts)
         if ask.sampling.greedy:  # the likeliest tokens are sent as certain ones
             order = np.argsort(-rows, 1, kind="stable")[:, :siblings]
@@ -393,6 +408,29 @@ class Answering:
             for i, count in enumerate(ask.counts)
             for rank in range(count)
         ]
+
+
+def told_of(draft: Draft) -> Any:
+    """All that a rule is told of a draft, to be hashed."""
+    rows = draft.ids.tobytes(), draft.weights.tobytes(), tuple(draft.rows_of_nodes())
+    return tuple(draft.token_ids), tuple(draft.places()), tuple(draft.sizes), draft.distinct, rows
+
+
+def said_of(shaped: ShapedRows) -> Any:
+    """All that shaped rows are, to be hashed."""
+    numbers = shaped.rows, shaped.ids, shaped.bias, shaped.seen, shaped.counts, shaped.bits
+    told = tuple(None if each is None else each.tobytes() for each in numbers)
+    return told, shaped.shaping, tuple(shaped.dead)
+
+
+def _reviewed(ask: Review, p: npt.NDArray[np.float64]) -> tuple[list[float], list[list[float]]]:
+    """The chance of each place where a guess may end, and of each token there."""
+    rule, proposal = VERIFIERS[ask.rule], Proposal.from_drafts([ask.guess])
+    judged = rule.judged(proposal, torch.from_numpy(p)[None])
+    accept = (judged.accept() * ask.leniency).clamp(max=1)
+    chances: list[float] = stops(rule, proposal, accept)[0].tolist()
+    places = map(torch.tensor, [[place] for place in range(len(chances))])
+    return chances, [judged.residual(place)[0].tolist() for place in places]
 
 
 def _shaped(rows: npt.NDArray[np.int64], shaped: ShapedRows) -> npt.NDArray[np.int64]:

@@ -193,11 +193,13 @@ def fork_server() -> ForkServer:
 def _main(number: int) -> None:
     """Run the fork server, and in its children the service."""
     spin_less()  # before torch is imported
+    gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
     measure_once()
     # A garbage collection in a child would touch all of torch's objects, and copy their pages.
     gc.freeze()
+    gc.enable()
     with socket.socket(fileno=number) as line:
         order = _tend(line)
     if order is None:

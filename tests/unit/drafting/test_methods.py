@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -36,9 +35,6 @@ ACCEPTANCES = ((0.6, 0.3, 0.25), (0.7, 0.3, 0.2), (0.6, 0.5, 0.4))
 LOSSLESS = Truncation(1.0, 0)
 
 
-table_of = cache(Table)  # which nobody changes
-
-
 def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any) -> Enumeration:
     """A method of its built-in recipe, against tables."""
     own = {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2, "masks": 2}
@@ -48,7 +44,7 @@ def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any
     depths = tuple(tuple(share / depth for share in ACCEPTANCES[seed]) for depth in (1, 1.2, 1.5))
     scorers = scorers_of(recipe, longest, 10 * seed + 1, zeros=zeros, depths=depths)
     drafter = recipe.make(scorers, LOSSLESS)
-    target = table_of(longest, 10 * seed, zeros=zeros)
+    target = Table(longest, 10 * seed, zeros=zeros)
     return Enumeration(drafter, len(scorers), target, length, GAMMA, NODES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -29,14 +30,27 @@ def stops(
     """
     law = h.new_zeros(h.shape[0], h.shape[1] + 1)
     groups = None if shared is None else shared(proposal)
-    for pattern in product((False, True), repeat=h.shape[1]):
-        passed = torch.tensor(pattern, dtype=torch.bool).expand(h.shape)
+    patterns = _patterns(h.shape[1])
+    if groups is None and proposal.branches is None:  # where a chain ends hangs on nothing else
+        weights = torch.where(patterns[:, None], h, 1 - h).prod(-1)
+        return law.index_add_(1, rule.stop(proposal, patterns), weights.T)
+    failed = 1 - h
+    for pattern in patterns:
+        passed = pattern.expand(h.shape)
         if groups is None:
-            weight = torch.where(passed, h, 1 - h).prod(-1)
+            weight = torch.where(pattern, h, failed).prod(-1)
         else:
             weight = _together(h, passed, groups)
-        law.scatter_add_(1, rule.stop(proposal, passed)[:, None], weight[:, None])
+        if weight.any():
+            law.scatter_add_(1, rule.stop(proposal, passed)[:, None], weight[:, None])
     return law
+
+
+@cache
+def _patterns(nodes: int) -> Tensor:
+    """[2^N, N]: every set of nodes that may pass."""
+    sets = list(product((False, True), repeat=nodes))
+    return torch.tensor(sets, dtype=torch.bool)
 
 
 def _together(h: Tensor, passed: Tensor, groups: Tensor) -> Tensor:
