@@ -45,6 +45,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 from tests.support.laws.methods import key_of
+from tests.support.laws.numbers import said_of, told_of
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -56,9 +57,7 @@ from tests.support.laws.tables import (
     extended,
     feature_of,
     runs,
-    said_of,
     scorers_of,
-    told_of,
 )
 from tests.support.laws.trees.laws import stops
 

@@ -33,14 +33,10 @@ from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput
-from tandem.shaping.logits import shape
-from tandem.shaping.text import ShapedRows
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.predictions import Predictions, PredictionsWanted
-from tandem.speculation.proposal import Proposal
-from tandem.verification import VERIFIERS
-from tests.support.laws.trees.laws import stops
+from tests.support.laws.numbers import reviewed, said_of, shaped_weights, told_of
 
 VOCAB_SIZE = 3
 # A prompt, and a token that the target drew from its prefill.
@@ -276,7 +272,7 @@ class Answering:
             p = np.concatenate([p, p[-1:]])
         key = ask.rule, ask.leniency, told_of(ask.guess), p.tobytes()
         if key not in self._found:
-            self._found[key] = _reviewed(ask, p)
+            self._found[key] = reviewed(ask, p)
         chances, residuals = self._found[key]
         place = self._chooser.choose(chances)
         tokens = ask.guess.token_ids[:place]
@@ -349,7 +345,7 @@ class Answering:
         if ask.shaped is not None:
             key = rows.tobytes(), rows.shape, said_of(ask.shaped)
             if key not in self._found:
-                self._found[key] = _shaped(rows, ask.shaped)
+                self._found[key] = shaped_weights(rows, ask.shaped)
             rows = self._found[key]
         siblings = max(ask.counts)
         if ask.sampling.greedy:  # the likeliest tokens are sent as certain ones
@@ -408,35 +404,6 @@ class Answering:
             for i, count in enumerate(ask.counts)
             for rank in range(count)
         ]
-
-
-def told_of(draft: Draft) -> Any:
-    """All that a rule is told of a draft, to be hashed."""
-    rows = draft.ids.tobytes(), draft.weights.tobytes(), tuple(draft.rows_of_nodes())
-    return tuple(draft.token_ids), tuple(draft.places()), tuple(draft.sizes), draft.distinct, rows
-
-
-def said_of(shaped: ShapedRows) -> Any:
-    """All that shaped rows are, to be hashed."""
-    numbers = shaped.rows, shaped.ids, shaped.bias, shaped.seen, shaped.counts, shaped.bits
-    told = tuple(None if each is None else each.tobytes() for each in numbers)
-    return told, shaped.shaping, tuple(shaped.dead)
-
-
-def _reviewed(ask: Review, p: npt.NDArray[np.float64]) -> tuple[list[float], list[list[float]]]:
-    """The chance of each place where a guess may end, and of each token there."""
-    rule, proposal = VERIFIERS[ask.rule], Proposal.from_drafts([ask.guess])
-    judged = rule.judged(proposal, torch.from_numpy(p)[None])
-    accept = (judged.accept() * ask.leniency).clamp(max=1)
-    chances: list[float] = stops(rule, proposal, accept)[0].tolist()
-    places = map(torch.tensor, [[place] for place in range(len(chances))])
-    return chances, [judged.residual(place)[0].tolist() for place in places]
-
-
-def _shaped(rows: npt.NDArray[np.int64], shaped: ShapedRows) -> npt.NDArray[np.int64]:
-    """Integer weights [R, V] of shaped rows."""
-    laws = shape(torch.from_numpy(rows).double().log(), [(0, shaped)]).softmax(-1)
-    return (laws / laws.amax(-1, keepdim=True) * 59).ceil().nan_to_num(1.0).long().numpy()
 
 
 def runs(run: Callable[[Chooser], Any]) -> Iterator[tuple[Any, float]]:
