@@ -66,7 +66,7 @@ class PreparedDrafts:
             own: DraftSequence = pickle.loads(before)
             text = (*own.token_ids, *news)
             ahead = self._make(self._of.drafter, own, 1 << 20)
-            answering = Answering(chooser, tuple(own.token_ids[:-1]))
+            answering = Answering(chooser, tuple(own.token_ids[:-1]), self._of.found)
             answering.explores = lambda behind: behind[: len(text)] == text
             answering.run(ahead.prepare(ROUND, draft, gamma, budget, self._nodes), passes)
             steps = ahead.go_on(ROUND + 1, news, gamma, budget, ())

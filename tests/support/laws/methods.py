@@ -84,6 +84,7 @@ class Enumeration:
         late: features of some rounds never come.
         room: of each cache, beside a text and its draft.
         garbled: what becomes of predictions on their way.
+        found: numbers that were found before, by all that they follow from.
 
     Args:
         drafter: the method.
@@ -101,7 +102,7 @@ class Enumeration:
         self.length, self.gamma, self.nodes = length, gamma, nodes
         self._outcomes: dict[Any, Outcomes] = {}
         self._laws: dict[Text, npt.NDArray[np.float64]] = {}
-        self._found: dict[Any, Any] = {}
+        self.found: dict[Any, Any] = {}
         self.deepest = 0
         self.late = False
         self.garbled: Callable[[Predictions], Predictions] = lambda told: told
@@ -212,7 +213,7 @@ class Enumeration:
         def run(chooser: Chooser) -> tuple[Draft, bytes]:
             own = pickle.loads(before)
             steps = self.drafter.draft(own, 1, gamma, self.nodes)
-            return Answering(chooser, text, self._found).run(steps), pickle.dumps(own)
+            return Answering(chooser, text, self.found).run(steps), pickle.dumps(own)
 
         for (draft, after), weight in runs(run):
             assert draft.depth <= gamma

@@ -45,7 +45,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 from tests.support.laws.methods import key_of
-from tests.support.laws.numbers import said_of, told_of
+from tests.support.laws.shaping import said_of
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -59,7 +59,7 @@ from tests.support.laws.tables import (
     runs,
     scorers_of,
 )
-from tests.support.laws.trees.laws import stops
+from tests.support.laws.trees.laws import stops, told_of
 
 TOLERANCE = 1e-12
 SEEN = 1e-4

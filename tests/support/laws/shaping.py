@@ -7,14 +7,17 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandem.shaping.grammar import Grammars
-from tandem.shaping.text import ShapedText, shaped_text
+from tandem.shaping.logits import shape
+from tandem.shaping.text import ShapedRows, ShapedText, shaped_text
 from tandem.speculation.request.shaping import GrammarKind, Shaping
 
 # Of the smallest vocabulary. The last one may end a text.
@@ -80,3 +83,16 @@ def _may_come(shaping: Shaping, prompt: Sequence[int], text: Sequence[int]) -> b
     end = LETTERS[END] if END in shaping.end_token_ids else "$"
     complete = [text for text in _LANGUAGE if re.fullmatch(shaping.grammar.text, text)]
     return any(f"{text}{end}".startswith(written) for text in complete)
+
+
+def said_of(shaped: ShapedRows) -> Any:
+    """All that shaped rows are, to be hashed."""
+    numbers = shaped.rows, shaped.ids, shaped.bias, shaped.seen, shaped.counts, shaped.bits
+    told = tuple(None if each is None else each.tobytes() for each in numbers)
+    return told, shaped.shaping, tuple(shaped.dead)
+
+
+def shaped_weights(rows: npt.NDArray[np.int64], shaped: ShapedRows) -> npt.NDArray[np.int64]:
+    """Integer weights [R, V] of shaped rows."""
+    laws = shape(torch.from_numpy(rows).double().log(), [(0, shaped)]).softmax(-1)
+    return (laws / laws.amax(-1, keepdim=True) * 59).ceil().nan_to_num(1.0).long().numpy()

@@ -36,7 +36,8 @@ from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.predictions import Predictions, PredictionsWanted
-from tests.support.laws.numbers import reviewed, said_of, shaped_weights, told_of
+from tests.support.laws.shaping import said_of, shaped_weights
+from tests.support.laws.trees.laws import reviewed, told_of
 
 VOCAB_SIZE = 3
 # A prompt, and a token that the target drew from its prefill.

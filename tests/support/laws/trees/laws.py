@@ -7,11 +7,15 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tandem.engine.asks import Review
+from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.verification import Verifier
+from tandem.verification import VERIFIERS, Verifier
 from tests.support.laws.trees.programs import Models, Program, batch_of, grown
 
 Numbers = Callable[[Proposal], Tensor]
@@ -51,6 +55,22 @@ def _patterns(nodes: int) -> Tensor:
     """[2^N, N]: every set of nodes that may pass."""
     sets = list(product((False, True), repeat=nodes))
     return torch.tensor(sets, dtype=torch.bool)
+
+
+def told_of(draft: Draft) -> Any:
+    """All that a rule is told of a draft, to be hashed."""
+    rows = draft.ids.tobytes(), draft.weights.tobytes(), tuple(draft.rows_of_nodes())
+    return tuple(draft.token_ids), tuple(draft.places()), tuple(draft.sizes), draft.distinct, rows
+
+
+def reviewed(ask: Review, p: npt.NDArray[np.float64]) -> tuple[list[float], list[list[float]]]:
+    """The chance of each place where a guess may end, and of each token there."""
+    rule, proposal = VERIFIERS[ask.rule], Proposal.from_drafts([ask.guess])
+    judged = rule.judged(proposal, torch.from_numpy(p)[None])
+    accept = (judged.accept() * ask.leniency).clamp(max=1)
+    chances: list[float] = stops(rule, proposal, accept)[0].tolist()
+    places = map(torch.tensor, [[place] for place in range(len(chances))])
+    return chances, [judged.residual(place)[0].tolist() for place in places]
 
 
 def _together(h: Tensor, passed: Tensor, groups: Tensor) -> Tensor:
