@@ -10,8 +10,13 @@ import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.http.conftest import Fronts
+from tests.service.http.shared import IN_ONE_LOOP, fronts, shared_fronts
 from tests.support.processes.services import generation
 from tests.support.waiting import until
+
+__all__ = ["fronts", "shared_fronts"]  # fixtures
+
+pytestmark = IN_ONE_LOOP
 
 PROMPT = "def main("
 

@@ -18,7 +18,12 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.speculation.distribution import process
 from tandem.speculation.request.sampling import Sampling
 from tests.service.http.conftest import Fronts
+from tests.service.http.shared import IN_ONE_LOOP, fronts, shared_fronts
 from tests.support.processes.services import generation
+
+__all__ = ["fronts", "shared_fronts"]  # fixtures
+
+pytestmark = IN_ONE_LOOP
 
 PROMPT = "def main("
 TOLERANCE = 1e-3
