@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import tandem
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from tandem.failure import Misconfigured
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
 from tests.support.processes.ports import free_port
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = "def main("
 
@@ -52,13 +54,20 @@ class Served:
             return not (await client.info()).active_requests
 
 
-@pytest.fixture
-async def served(embedded_pair: tuple[Path, Path]) -> AsyncIterator[Served]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def peers(embedded_pair: tuple[Path, Path]) -> AsyncIterator[dict[str, tuple[str, ...]]]:
+    """A drafter and a target, for the orchestrators of all tests."""
     small, large = map(str, embedded_pair)
     async with AsyncExitStack() as stack:
         drafter = await start(stack, make_drafter(DrafterSettings(model=small, max_sequences=8)))
         target = await start(stack, make_target(TargetSettings(model=large, max_sequences=8)))
-        found = Served(stack, drafters=(address_of(drafter),), targets=(address_of(target),))
+        yield {"drafters": (address_of(drafter),), "targets": (address_of(target),)}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(peers: dict[str, tuple[str, ...]]) -> AsyncIterator[Served]:
+    async with AsyncExitStack() as stack:
+        found = Served(stack, **peers)
         await found.add()
         yield found
 
@@ -282,24 +291,3 @@ async def test_a_connection_that_broke_between_two_calls_is_made_anew(served: Se
         await client.generate(PROMPT, max_new_tokens=2)
         await served.servers[0].stop(0.0)
         assert len((await client.generate(PROMPT, max_new_tokens=2)).tokens) == 2
-
-
-def test_arguments_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(Misconfigured, match="certificate and key go together"):
-        tandem.Client(certificate="a.pem")
-    with pytest.raises(Misconfigured, match="the token would go to far:1 without TLS"):
-        tandem.AsyncClient("far:1", token="secret")
-    with pytest.raises(Misconfigured, match="ca"):
-        tandem.Client(ca="nothing.pem")
-
-
-def test_the_environment_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TANDEM_ADDRESS", "127.0.0.1:1")
-    with tandem.Client() as client, pytest.raises(tandem.Lost, match=r"answers at 127.0.0.1:1:"):
-        client.info()
-
-
-def test_the_package_names_what_it_has() -> None:
-    assert {"Client", "AsyncClient", "Local", "CallFailed"} <= set(dir(tandem))
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = tandem.Nothing  # type: ignore[attr-defined]

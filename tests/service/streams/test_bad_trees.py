@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -63,58 +64,56 @@ async def test_a_sound_tree_is_decided(stack: Stack, verifier: str) -> None:
     call.cancel()
 
 
-@pytest.mark.parametrize(
-    ("opening", "step", "sentence"),
-    [
-        (opened(), tree(parents=[0, 2, 1, 2]), "draft.parents[1] = 2 does not come before"),
-        (opened(), tree(parents=[0, 0, 1]), "draft.parents holds 3 places for 4"),
-        (open_verify(max_nodes=3), tree(), "draft.token_ids holds 4 tokens, the limit is 3"),
-        (open_verify(), tree(), "open announced no max_nodes"),
-        (
-            open_verify(max_nodes=16),
-            tree(token_ids=[1, *[0] * 9], parents=[0, 0, *range(2, 10)], row_of=[], rows=None),
-            "draft.parents: a path of 9, the limit is 8",
-        ),
-        (opened(max_new_tokens=2), tree(), "a path of 2 tokens; max_new_tokens leaves 1"),
-        (opened(), tree(row_of=[0, 0, 1, 2]), "draft.row_of names row 2 of 2"),
-        (opened(), tree(row_of=[0, 0, 0, 0]), "holds row 1, which no token names"),
-        (opened(), tree(token_ids=[2, 0, 3, 2]), "draft.token_ids[3] = 2 is outside its row"),
-        (
-            opened(),
-            tree(token_ids=[2, 2, 3, 4], parents=[0, 0, 1, 1], distinct_siblings=True),
-            "draft.token_ids[1] = 2 repeats one of its distinct siblings",
-        ),
-        (opened(), tree(token_ids=[2, 2, 3, 4]), "draft.parents[3] = 2 is behind a repeated"),
-        (
-            opened("spectr"),
-            tree(row_of=[0, 2, 1, 1], rows=rows({2: 9, 0: 1}, {3: 9, 4: 1}, {0: 1, 1: 1})),
-            "draft.row_of[1] = 2: draws at one place must share their row",
-        ),
-        (opened("gbv"), tree(parents=[0, 0, 1, 1]), "2 draws at place 1, which 1 chains reach"),
-        (opened("gbv"), tree(distinct_siblings=True), "the verifier takes independent chains"),
-        (open_verify(verifier="greedy_block", gamma=2), tree(), "open announced no max_nodes"),
-        (
-            open_verify(verifier="greedy_block", gamma=2, max_nodes=4),
-            tree(),
-            "draft.parents: the verifier takes chains of a row a token",
-        ),
-        (open_verify(max_nodes=65), None, "open.max_nodes must be 0..64, got 65"),
-    ],
-)
-async def test_a_target_refuses(
-    stack: Stack,
-    opening: target_pb2.SequenceRequest,
-    step: target_pb2.SequenceRequest | None,
-    sentence: str,
-) -> None:
-    bystander = Talk(stack.target.Verify())
-    await bystander.ask(opened())
-    requests = [opening] if step is None else [opening, step]
-    code, details = await status_of(Talk(stack.target.Verify()), *requests)
-    assert (code, sentence in details) == (INVALID, True), (code, details)
-    assert (await bystander.ask(tree())).verdict.position > 4
-    assert await stack.open_sequences() == 1
-    bystander.cancel()
+REFUSED: list[tuple[target_pb2.SequenceRequest, target_pb2.SequenceRequest | None, str]] = [
+    (opened(), tree(parents=[0, 2, 1, 2]), "draft.parents[1] = 2 does not come before"),
+    (opened(), tree(parents=[0, 0, 1]), "draft.parents holds 3 places for 4"),
+    (open_verify(max_nodes=3), tree(), "draft.token_ids holds 4 tokens, the limit is 3"),
+    (open_verify(), tree(), "open announced no max_nodes"),
+    (
+        open_verify(max_nodes=16),
+        tree(token_ids=[1, *[0] * 9], parents=[0, 0, *range(2, 10)], row_of=[], rows=None),
+        "draft.parents: a path of 9, the limit is 8",
+    ),
+    (opened(max_new_tokens=2), tree(), "a path of 2 tokens; max_new_tokens leaves 1"),
+    (opened(), tree(row_of=[0, 0, 1, 2]), "draft.row_of names row 2 of 2"),
+    (opened(), tree(row_of=[0, 0, 0, 0]), "holds row 1, which no token names"),
+    (opened(), tree(token_ids=[2, 0, 3, 2]), "draft.token_ids[3] = 2 is outside its row"),
+    (
+        opened(),
+        tree(token_ids=[2, 2, 3, 4], parents=[0, 0, 1, 1], distinct_siblings=True),
+        "draft.token_ids[1] = 2 repeats one of its distinct siblings",
+    ),
+    (opened(), tree(token_ids=[2, 2, 3, 4]), "draft.parents[3] = 2 is behind a repeated"),
+    (
+        opened("spectr"),
+        tree(row_of=[0, 2, 1, 1], rows=rows({2: 9, 0: 1}, {3: 9, 4: 1}, {0: 1, 1: 1})),
+        "draft.row_of[1] = 2: draws at one place must share their row",
+    ),
+    (opened("gbv"), tree(parents=[0, 0, 1, 1]), "2 draws at place 1, which 1 chains reach"),
+    (opened("gbv"), tree(distinct_siblings=True), "the verifier takes independent chains"),
+    (open_verify(verifier="greedy_block", gamma=2), tree(), "open announced no max_nodes"),
+    (
+        open_verify(verifier="greedy_block", gamma=2, max_nodes=4),
+        tree(),
+        "draft.parents: the verifier takes chains of a row a token",
+    ),
+    (open_verify(max_nodes=65), None, "open.max_nodes must be 0..64, got 65"),
+]
+
+
+async def test_a_target_refuses(stack: Stack) -> None:
+    close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
+    for opening, step, sentence in REFUSED:
+        bystander = Talk(stack.target.Verify())
+        await bystander.ask(opened())
+        requests = [opening] if step is None else [opening, step]
+        code, details = await status_of(Talk(stack.target.Verify()), *requests)
+        assert (code, sentence in details) == (INVALID, True), (sentence, code, details)
+        assert (await bystander.ask(tree())).verdict.position > 4, sentence
+        assert await stack.open_sequences() == 1, sentence
+        await bystander.write(close)
+        assert (await bystander.end())[0] == grpc.StatusCode.OK, sentence
+        assert await stack.open_sequences() == 0, sentence
 
 
 async def test_a_target_that_cannot_mask_takes_chains_alone(

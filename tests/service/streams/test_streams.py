@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
@@ -29,109 +28,108 @@ from tests.support.wire.steps import (
 )
 from tests.support.wire.talk import Talk
 
-
-@pytest.mark.parametrize(
-    ("requests", "code", "sentence"),
-    [
-        ([draft_step()], WRONG_STATE, "first message must be open"),
-        ([open_draft(), open_draft()], WRONG_STATE, "already open"),
-        ([drafter_pb2.SequenceRequest()], INVALID, "step must be set"),
-        ([open_draft(token_ids=[])], INVALID, "open.token_ids must not be empty"),
-        ([open_draft(token_ids=[1, 5])], INVALID, "open.token_ids holds id 5"),
-        ([open_draft(request_id="a\nb")], INVALID, "request_id"),
-        ([open_draft(request_id="a" * 129)], INVALID, "request_id"),
-        ([open_draft(sampling=None)], INVALID, "sampling.seed must be set"),
-        ([open_draft(target_vocab_size=0)], INVALID, "open.target_vocab_size"),
-        ([open_draft(max_new_tokens=0)], INVALID, "open.max_new_tokens"),
-        ([open_draft(max_new_tokens=2000)], INVALID, "open.max_new_tokens"),
-        ([open_draft(), draft_step(round=0)], WRONG_STATE, "round 0"),
-        ([open_draft(), draft_step(), draft_step(position=4)], WRONG_STATE, "round 1"),
-        ([open_draft(), draft_step(position=2)], WRONG_STATE, "position 2"),
-        ([open_draft(), draft_step(gamma=0)], INVALID, "draft.gamma"),
-        ([open_draft(), draft_step(gamma=9)], INVALID, "draft.gamma"),
-        ([open_draft(), draft_step(new_token_ids=[])], INVALID, "draft.new_token_ids"),
-        ([open_draft(), draft_step(new_token_ids=[9])], INVALID, "draft.new_token_ids"),
-        ([open_draft(), draft_step(new_token_ids=[1] * 21)], INVALID, "draft.new_token_ids"),
-    ],
-)
-async def test_drafter_refuses(
-    stack: Stack, requests: list[Any], code: grpc.StatusCode, sentence: str
-) -> None:
-    bystander = Talk(stack.drafter.Draft())
-    await bystander.write(open_draft())
-    await bystander.read()
-    got, details = await status_of(Talk(stack.drafter.Draft()), *requests)
-    assert (got, sentence in details) == (code, True), (got, details)
-    await bystander.write(draft_step())
-    assert len((await bystander.read()).drafted.draft.token_ids) == 3
-    assert await stack.open_sequences() == 1
-    bystander.cancel()
+REFUSED_BY_DRAFTERS: list[tuple[list[Any], grpc.StatusCode, str]] = [
+    ([draft_step()], WRONG_STATE, "first message must be open"),
+    ([open_draft(), open_draft()], WRONG_STATE, "already open"),
+    ([drafter_pb2.SequenceRequest()], INVALID, "step must be set"),
+    ([open_draft(token_ids=[])], INVALID, "open.token_ids must not be empty"),
+    ([open_draft(token_ids=[1, 5])], INVALID, "open.token_ids holds id 5"),
+    ([open_draft(request_id="a\nb")], INVALID, "request_id"),
+    ([open_draft(request_id="a" * 129)], INVALID, "request_id"),
+    ([open_draft(sampling=None)], INVALID, "sampling.seed must be set"),
+    ([open_draft(target_vocab_size=0)], INVALID, "open.target_vocab_size"),
+    ([open_draft(max_new_tokens=0)], INVALID, "open.max_new_tokens"),
+    ([open_draft(max_new_tokens=2000)], INVALID, "open.max_new_tokens"),
+    ([open_draft(), draft_step(round=0)], WRONG_STATE, "round 0"),
+    ([open_draft(), draft_step(), draft_step(position=4)], WRONG_STATE, "round 1"),
+    ([open_draft(), draft_step(position=2)], WRONG_STATE, "position 2"),
+    ([open_draft(), draft_step(gamma=0)], INVALID, "draft.gamma"),
+    ([open_draft(), draft_step(gamma=9)], INVALID, "draft.gamma"),
+    ([open_draft(), draft_step(new_token_ids=[])], INVALID, "draft.new_token_ids"),
+    ([open_draft(), draft_step(new_token_ids=[9])], INVALID, "draft.new_token_ids"),
+    ([open_draft(), draft_step(new_token_ids=[1] * 21)], INVALID, "draft.new_token_ids"),
+]
 
 
-@pytest.mark.parametrize(
-    ("requests", "code", "sentence"),
-    [
-        ([verify_step()], WRONG_STATE, "first message must be open"),
-        ([open_verify(), open_verify()], WRONG_STATE, "already open"),
-        ([target_pb2.SequenceRequest()], INVALID, "step must be set"),
-        ([open_verify(token_ids=[])], INVALID, "open.token_ids must not be empty"),
-        ([open_verify(token_ids=[7])], INVALID, "open.token_ids holds id 7"),
-        ([open_verify(verifier="magic")], INVALID, "open.verifier 'magic' is unknown"),
-        ([open_verify(verifier="")], INVALID, "open.verifier"),
-        ([open_verify(gamma=3)], INVALID, "open.gamma must be 0"),
-        ([open_verify(verifier="greedy_block")], INVALID, "open.gamma must be 1..8"),
-        ([open_verify(max_new_tokens=0)], INVALID, "open.max_new_tokens"),
-        ([open_verify(max_new_tokens=510)], INVALID, "open.max_new_tokens"),
-        ([open_verify(sampling=None)], INVALID, "sampling.seed must be set"),
-        (
-            [open_verify(sampling=common_pb2.Sampling(seed=0, top_p=0.0))],
-            INVALID,
-            "sampling.top_p",
-        ),
-        (
-            [open_verify(carry=carry_of(0.0, 1))],
-            INVALID,
-            "open.carry",
-        ),
-        ([open_verify(), verify_step(round=0)], WRONG_STATE, "round 0"),
-        ([open_verify(), verify_step(position=3)], WRONG_STATE, "position 3"),
-        (
-            [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[5]))],
-            INVALID,
-            "draft.token_ids holds id 5",
-        ),
-        (
-            [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[1] * 9))],
-            INVALID,
-            "draft.token_ids",
-        ),
-        (
-            [
-                open_verify(),
-                verify_step(draft=common_pb2.Draft(token_ids=[1, 2], parents=[0, 0])),
-            ],
-            INVALID,
-            "draft.parents: open announced no max_nodes",
-        ),
-        (
-            [open_verify(verifier="greedy_block", gamma=3), verify_step()],
-            INVALID,
-            "greedy_block needs 3",
-        ),
-    ],
-)
-async def test_target_refuses(
-    stack: Stack, requests: list[Any], code: grpc.StatusCode, sentence: str
-) -> None:
-    bystander = Talk(stack.target.Verify())
-    await bystander.write(open_verify())
-    await bystander.read()
-    got, details = await status_of(Talk(stack.target.Verify()), *requests)
-    assert (got, sentence in details) == (code, True), (got, details)
-    await bystander.write(verify_step())
-    assert (await bystander.read()).verdict.position > 4
-    assert await stack.open_sequences() == 1
-    bystander.cancel()
+async def test_drafter_refuses(stack: Stack) -> None:
+    for requests, code, sentence in REFUSED_BY_DRAFTERS:
+        bystander = Talk(stack.drafter.Draft())
+        await bystander.write(open_draft())
+        await bystander.read()
+        got, details = await status_of(Talk(stack.drafter.Draft()), *requests)
+        assert (got, sentence in details) == (code, True), (sentence, got, details)
+        await bystander.write(draft_step())
+        assert len((await bystander.read()).drafted.draft.token_ids) == 3, sentence
+        assert await stack.open_sequences() == 1, sentence
+        await bystander.write(close_of(drafter_pb2))
+        assert (await bystander.end())[0] == grpc.StatusCode.OK, sentence
+        assert await stack.open_sequences() == 0, sentence
+
+
+REFUSED_BY_TARGETS: list[tuple[list[Any], grpc.StatusCode, str]] = [
+    ([verify_step()], WRONG_STATE, "first message must be open"),
+    ([open_verify(), open_verify()], WRONG_STATE, "already open"),
+    ([target_pb2.SequenceRequest()], INVALID, "step must be set"),
+    ([open_verify(token_ids=[])], INVALID, "open.token_ids must not be empty"),
+    ([open_verify(token_ids=[7])], INVALID, "open.token_ids holds id 7"),
+    ([open_verify(verifier="magic")], INVALID, "open.verifier 'magic' is unknown"),
+    ([open_verify(verifier="")], INVALID, "open.verifier"),
+    ([open_verify(gamma=3)], INVALID, "open.gamma must be 0"),
+    ([open_verify(verifier="greedy_block")], INVALID, "open.gamma must be 1..8"),
+    ([open_verify(max_new_tokens=0)], INVALID, "open.max_new_tokens"),
+    ([open_verify(max_new_tokens=510)], INVALID, "open.max_new_tokens"),
+    ([open_verify(sampling=None)], INVALID, "sampling.seed must be set"),
+    (
+        [open_verify(sampling=common_pb2.Sampling(seed=0, top_p=0.0))],
+        INVALID,
+        "sampling.top_p",
+    ),
+    (
+        [open_verify(carry=carry_of(0.0, 1))],
+        INVALID,
+        "open.carry",
+    ),
+    ([open_verify(), verify_step(round=0)], WRONG_STATE, "round 0"),
+    ([open_verify(), verify_step(position=3)], WRONG_STATE, "position 3"),
+    (
+        [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[5]))],
+        INVALID,
+        "draft.token_ids holds id 5",
+    ),
+    (
+        [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[1] * 9))],
+        INVALID,
+        "draft.token_ids",
+    ),
+    (
+        [
+            open_verify(),
+            verify_step(draft=common_pb2.Draft(token_ids=[1, 2], parents=[0, 0])),
+        ],
+        INVALID,
+        "draft.parents: open announced no max_nodes",
+    ),
+    (
+        [open_verify(verifier="greedy_block", gamma=3), verify_step()],
+        INVALID,
+        "greedy_block needs 3",
+    ),
+]
+
+
+async def test_target_refuses(stack: Stack) -> None:
+    for requests, code, sentence in REFUSED_BY_TARGETS:
+        bystander = Talk(stack.target.Verify())
+        await bystander.write(open_verify())
+        await bystander.read()
+        got, details = await status_of(Talk(stack.target.Verify()), *requests)
+        assert (got, sentence in details) == (code, True), (sentence, got, details)
+        await bystander.write(verify_step())
+        assert (await bystander.read()).verdict.position > 4, sentence
+        assert await stack.open_sequences() == 1, sentence
+        await bystander.write(close_of(target_pb2))
+        assert (await bystander.end())[0] == grpc.StatusCode.OK, sentence
+        assert await stack.open_sequences() == 0, sentence
 
 
 async def test_who_is_not_the_one_that_is_counted_on_refuses(stack: Stack) -> None:
