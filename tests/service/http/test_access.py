@@ -166,7 +166,7 @@ async def test_a_client_that_does_not_read_is_cut(
     async with serving_http(embedded_pair, idle_seconds=0.2) as fronts:
         # Little fits in between, and the first rounds have more.
         fronts.server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        asked = {"prompt": " " * 16_000, "max_tokens": 400, "ignore_eos": True, "n": 8}
+        asked = {"prompt": " " * 8_000, "max_tokens": 400, "ignore_eos": True, "n": 4}
         told = {"echo": True, "stream": True, "tandem": {"tokens": True}}
         body = json.dumps({**asked, **told}).encode()
         with socket.socket() as client:

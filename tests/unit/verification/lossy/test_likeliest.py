@@ -61,10 +61,10 @@ def plain(draft: Draft, p: Tensor, good: Any, options: tuple[float, ...]) -> int
 def test_they_keep_what_a_plain_reading_keeps(
     rule: LikeliestBehind, good: Any, options: tuple[float, ...]
 ) -> None:
-    """A thousand trees of up to eight nodes, in batches; behind them comes the likeliest token."""
+    """Five hundred trees of up to eight nodes, in batches; behind them comes the likeliest token."""
     rng, own = np.random.default_rng(1), random.Random(1)
     kept = []
-    for _ in range(200):
+    for _ in range(100):
         drafts = [random_tree(own, own.randint(1, 8)) for _ in range(5)]
         most = max(map(len, drafts))
         p = torch.stack([random_rows(rng, most + 1) for _ in drafts])
@@ -98,7 +98,7 @@ def test_chains_are_trees_without_siblings(rule: LikeliestBehind) -> None:
 def test_at_temperature_0_all_lossy_rules_are_greedy(rule: Verifier[Any]) -> None:
     """Rows of one token: what is kept is the target's own text."""
     rng, own = np.random.default_rng(3), random.Random(3)
-    for _ in range(200):
+    for _ in range(100):
         draft = random_tree(own, 6)
         p = torch.nn.functional.one_hot(torch.from_numpy(rng.integers(6, size=7)), VOCAB_SIZE)
         rows, numbers = p[None].double(), torch.from_numpy(rng.random((1, 7)))
