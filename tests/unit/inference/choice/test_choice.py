@@ -38,6 +38,8 @@ from tandem.inference.openvino import graph as openvino_graph
 from tandem.inference.openvino.paged_pass import OpenVinoPass
 from tandem.inference.output import PassOutput
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
