@@ -113,9 +113,10 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         rows, joints, log_ratios, steps = [], [joint], [log_ratio], []
         for i in range(q.shape[1]):
             stages = _fold(target_probs[:, i], q[:, i], log_ratio, counts - i)
-            token = proposal.tokens[:, [i]]
+            token = proposal.tokens[:, i : i + 1]
             step = ratios(
-                torch.cat([stage.gather(1, token) for stage in stages], 1), q_drafted[:, [i]]
+                torch.cat([stage.gather(1, token) for stage in stages], 1),
+                q_drafted[:, i : i + 1],
             )
             log_ratio = (log_ratio + step[:, :-1].log()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
             joint = (joint * step[:, -1]).clamp(max=MAX_RATIO)
@@ -181,10 +182,10 @@ def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[T
     stages = [p]
     for j in range(log_ratios.shape[1]):
         # (r p - q)+ normalised equals (p - q / r)+ normalised, which a large r cannot overflow.
-        inverse = (-log_ratios[:, [j]]).exp()
+        inverse = (-log_ratios[:, j : j + 1]).exp()
         weights = residual_or(stages[-1] - inverse * q, stages[-1])
         modified = weights / weights.sum(-1, keepdim=True)
-        stages.append(torch.where(remaining[:, [j]] > 0, modified, stages[-1]))
+        stages.append(torch.where(remaining[:, j : j + 1] > 0, modified, stages[-1]))
     return stages
 
 

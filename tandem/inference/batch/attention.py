@@ -76,7 +76,8 @@ def _attend_one(
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     else:
         out = _soft_capped(q, k, v, mask, scaling or query.shape[-1] ** -0.5, softcap)
-    return out if groups == 1 else out.view(1, heads * groups, count, -1)
+    # Not a view: kernels of a GPU lay their result out otherwise.
+    return out if groups == 1 else out.reshape(1, heads * groups, count, -1)
 
 
 def _soft_capped(

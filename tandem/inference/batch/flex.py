@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import config as compiler
 from torch.nn.attention.flex_attention import flex_attention
 
 from tandem.inference.batch.tiles import BLOCK, Tiles
@@ -15,6 +16,10 @@ from tandem.inference.batch.tiles import BLOCK, Tiles
 # Shared memory for keys and values in flight; the smallest devices have 99 KiB in total.
 _ON_THEIR_WAY = 64 * 1024
 _STAGES, _WARPS = 2, 4
+# Most compilations of attention, in place of torch's 8 a function. One model takes up to nine, and
+# another of the same process, of another precision or head size, as many: a target and the four
+# models of the largest forest take forty-five.
+_MOST_COMPILATIONS = 64
 
 
 def attend_tiled(
@@ -27,6 +32,9 @@ def attend_tiled(
     softcap: float | None,
 ) -> Tensor:
     """`attention.attend` for all sequences at once; same arguments and result."""
+    # A setting of torch's for each thread: whoever serves is another than whoever has loaded.
+    if compiler.recompile_limit < _MOST_COMPILATIONS:
+        compiler.recompile_limit = _MOST_COMPILATIONS
     kernel: Any = _compiled() if query.is_cuda else flex_attention
     seen: Tensor = kernel(
         query.index_select(1, tiles.rows)[None],

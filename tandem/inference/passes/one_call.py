@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import structlog
 import torch
-from torch._dynamo import config as compiler
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
@@ -27,10 +26,6 @@ _log = structlog.get_logger(__name__)
 _TOGETHER = (3, 9, 10)
 # More than four, since numbers of blocks are rounded up to multiples of four (`tiles.py`).
 _MANY_BLOCKS = 5
-# Most compilations of attention, in place of torch's 8 a function. One model takes up to six, and
-# another of the same process, of another precision or head size, as many: a target and the four
-# models of the largest forest take thirty.
-_MOST_COMPILATIONS = 64
 
 
 def worthwhile(device: torch.device) -> bool:
@@ -38,7 +33,6 @@ def worthwhile(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-@compiler.patch(recompile_limit=_MOST_COMPILATIONS)  # type: ignore[untyped-decorator]
 def in_one_call(
     model: PreTrainedModel,
     compute: Pass,

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.inference.batch import flex
+from tandem.inference.batch import attention, flex
 from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.segment import Segment
@@ -182,3 +183,20 @@ def test_mutants_of_the_mask_are_caught(mutant: str, monkeypatch: pytest.MonkeyP
     assert (attend(tiled, query, keys, values, window=window) - expected).abs().max() < 1e-5
     MUTANTS[mutant](tiled)
     assert (attend(tiled, query, keys, values, window=window) - expected).abs().max() > 1e-2
+
+
+def test_a_kernel_may_lay_its_result_out_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of CUDA do in float32, for heads that share a key head."""
+
+    def by_tokens(*args: Any, **options: Any) -> torch.Tensor:
+        found = scaled_dot_product_attention(*args, **options)
+        return found.transpose(1, 2).contiguous().transpose(1, 2)
+
+    torch.manual_seed(3)
+    rng = random.Random(1)
+    pool, caches = scattered(rng, 3)
+    _, batch = batch_of(rng, caches)
+    states = states_of(pool, batch)
+    expected = attend(batch, *states)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", by_tokens)
+    assert torch.equal(attend(batch, *states), expected)

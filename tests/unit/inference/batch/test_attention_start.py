@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -174,3 +175,30 @@ def test_the_start_feeds_what_is_compiled_apart(monkeypatch: pytest.MonkeyPatch)
     Decoder(build(LLAMA), "tiny", cache_tokens=BLOCK)
     of_few = {(FEW, many_rows, many) for many_rows in (False, True) for many in (False, True)}
     assert kinds == of_few | {(MANY, True, False), (MANY, True, True)}
+
+
+def test_what_is_served_by_another_thread_is_compiled_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch keeps its limit for each thread, and the one that loads is not the one that serves."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
+    monkeypatch.setattr(flex, "flex_attention", compiled)
+    decoder = Decoder(build(LLAMA, num_hidden_layers=1), "tiny", cache_tokens=4 * BLOCK)
+    # A kind of batch that the start, without trees, has not fed.
+    decoder._backends.current.branches_in_one_call = True
+    caches = [cache for cache in (decoder.reserve(BLOCK, 4) for _ in range(2)) if cache]
+
+    @torch.inference_mode()
+    def serve() -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=1):
+            return decoder.forward(
+                [Feed(cache, [1, 2, 3], 1, (0, 0, 1)) for cache in caches]
+            ).logits
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(serve).result().isfinite().all()
