@@ -55,18 +55,19 @@ def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[
     return speeds
 
 
-def profile_of(backend: Computes, longest: int) -> list[PassTime]:
+def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> list[PassTime]:
     """What passes of an idle back end take, each with a short text before it.
 
     Args:
         backend: with its pool, of which nothing is reserved.
         longest: positions of its longest sequence.
+        jumps: numbers of rows that are measured too, as one more row takes far longer.
 
     Returns:
         For each number of sequences the same numbers of rows; the best of three times.
     """
     context = min(_CONTEXT, longest // 2)
-    shapes = [rows for rows in _ROWS if context + rows <= longest]
+    shapes = [rows for rows in sorted({*_ROWS, *jumps}) if context + rows <= longest]
     caches: list[Any] = []
     found: list[PassTime] = []
     until = time.perf_counter() + _PROFILE_SECONDS
