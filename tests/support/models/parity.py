@@ -89,7 +89,8 @@ def ragged_rows(decoder: Decoder, texts: Sequence[Sequence[int]]) -> tuple[Rows,
             feeds.append(Feed(cache, [*news[:keep], *wrong], wanted, states=told))
             kept.append((found, cache.length + keep))
         output = decoder.forward(feeds)
-        logits, behind = iter(output.logits), iter(() if output.states is None else output.states)
+        logits = iter(output.logits.cpu())
+        behind = iter(() if output.states is None else output.states.cpu())
         for feed, (found, length) in zip(feeds, kept, strict=True):
             for own, given, count in zip(
                 found, (logits, behind), (feed.rows, feed.states), strict=True

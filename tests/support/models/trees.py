@@ -141,7 +141,7 @@ def tree_rows(decoder: Decoder, trees: Sequence[Tree]) -> list[Tensor]:
 
 
 def _take(decoder: Decoder, feeds: Sequence[Feed], parts: Sequence[list[Tensor]]) -> None:
-    logits = torch.split(decoder.forward(feeds).logits, [feed.rows for feed in feeds])
+    logits = torch.split(decoder.forward(feeds).logits.cpu(), [feed.rows for feed in feeds])
     for part, rows in zip(parts, logits, strict=True):
         part.append(rows)
 

@@ -113,11 +113,13 @@ def trio(
     orchestrator: Mapping[str, str] | None = None,
     target_module: str = "target_svc",
     inside: bool = False,
+    start: Any = Forked,
 ) -> Iterator[Trio]:
     """Start drafter, target and orchestrator, wait until they are ready, and stop them at the end.
 
     Settings are given without their prefixes. With `inside` no drafter is started: the target
-    drafts by the drafter's settings.
+    drafts by the drafter's settings. `start` is a class of processes; the usual one forks, which is
+    fast.
     """
     own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
     # One thread for each model: they share two cores with everything else.
@@ -125,7 +127,6 @@ def trio(
         name: {"LISTEN": "127.0.0.1:0", "THREADS": "1", **(settings or {})}
         for name, settings in own.items()
     }
-    start: Any = Forked
     settings = StackSettings(
         services, logs, modules={"target": target_module}, start=start, inside=inside
     )
