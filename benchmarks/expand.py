@@ -59,16 +59,19 @@ class Expansion:
         source: a Llama, with weights in the dtype on disk.
         shape: of the result.
         seed: of the added weights.
+        device: that draws them; a GPU draws billions in a second.
 
     Raises:
         ValueError: the source is no plain Llama, or does not fit the shape.
     """
 
-    def __init__(self, source: PreTrainedModel, shape: Shape, seed: int = 0) -> None:
+    def __init__(
+        self, source: PreTrainedModel, shape: Shape, seed: int = 0, device: str = "cpu"
+    ) -> None:
         self._config = source.config
         self._weights: dict[str, Tensor] = source.state_dict()
         self._shape = shape
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(device).manual_seed(seed)
         self._check()
         self._q_heads, self._kv_heads = self._place_heads()
         self._share: float = self._config.hidden_size / shape.width
@@ -187,8 +190,9 @@ class Expansion:
 
     def _random(self, rows: int, columns: int) -> Tensor:
         spread: float = self._config.initializer_range
-        drawn = torch.randn(rows, columns, generator=self._generator) * spread
-        return drawn.to(self._dtype)
+        device = self._generator.device
+        drawn = torch.randn(rows, columns, generator=self._generator, device=device) * spread
+        return drawn.to("cpu", self._dtype)
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:
@@ -202,7 +206,7 @@ def _rows_of(heads: list[int] | range, size: int) -> Tensor:
     return (torch.tensor(list(heads))[:, None] * size + torch.arange(size)).flatten()
 
 
-def expand(source: Path, shape: Shape, out: Path, seed: int = 0) -> int:
+def expand(source: Path, shape: Shape, out: Path, seed: int = 0, device: str = "cpu") -> int:
     """Write the expansion of a checkpoint folder.
 
     Args:
@@ -210,6 +214,7 @@ def expand(source: Path, shape: Shape, out: Path, seed: int = 0) -> int:
         shape: of the result.
         out: folder to make.
         seed: of the weights that have no effect.
+        device: see `Expansion`.
 
     Returns:
         Its number of parameters.
@@ -219,7 +224,7 @@ def expand(source: Path, shape: Shape, out: Path, seed: int = 0) -> int:
     """
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
-    expansion = Expansion(model, shape, seed)
+    expansion = Expansion(model, shape, seed, device)
     out.mkdir(parents=True, exist_ok=True)
     tensors = dict(expansion.weights())
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -117,7 +117,7 @@ def run(plan: Plan, with_sweeps: bool) -> Outcome:
     with telling() as say:
         try:
             target = roster.load(plan, _ENGINES, dtype, say)
-            folders = checkpoints(plan.shape, say)
+            folders = checkpoints(plan, say)
             floor = Floor(folders["drafter"], target, dtype, (0, *plan.gammas))
 
             def between() -> None:

@@ -6,9 +6,12 @@ import json
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,8 +26,18 @@ def describe() -> dict[str, str]:
         "python": platform.python_version(),
         "commit": _commit(),
         "memory": os.environ.get("GLIBC_TUNABLES", ""),
-        **{name: version(name) for name in packages},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        **versions(*packages),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of the packages that are installed."""
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def keep(path: Path, **found: Any) -> None:
@@ -49,10 +62,13 @@ def _processor() -> str:
 
 def _commit() -> str:
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # no git
+        return "unknown"
     return result.stdout.strip() or "unknown"
 
 
-def target_dtype() -> str:
-    """The dtype for a large target on this machine: bfloat16 only with hardware support."""
-    return "bfloat16" if "bf16" in _processor() else "float32"
+def target_dtype(device: str = "cpu") -> str:
+    """The dtype for a large target: on this machine's CPU bfloat16 only with hardware support."""
+    return "bfloat16" if device != "cpu" or "bf16" in _processor() else "float32"

@@ -2,6 +2,8 @@
 
     python -m benchmarks.peers              everything, some 30 minutes after setting up
     python -m benchmarks.peers --quick      a smaller target and few texts, to see that it works
+    python -m benchmarks.peers --device cuda    on a GPU: a target of 7 B and a drafter of 0.4 B
+                                            parameters, Tandem beside transformers
 
 Engines are set up in .cache/peers, load the same pair, and write the same texts in turn.
 """
@@ -22,8 +24,8 @@ from benchmarks.measure.environment import RESULTS, keep, target_dtype
 from benchmarks.peers import report
 from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
-from benchmarks.peers.plan import FULL, QUICK, Plan
-from benchmarks.peers.roster import ENGINES, Engine, Roster, Say, named, telling
+from benchmarks.peers.plan import FULL, GPU, QUICK, Plan
+from benchmarks.peers.roster import ENGINES, ON_A_GPU, Engine, Roster, Say, named, telling
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
 
@@ -136,7 +138,10 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="minutes, to see that it works")
-    parser.add_argument("--engines", type=named, nargs="+", default=ENGINES, help="by name")
+    parser.add_argument("--engines", type=named, nargs="+", help="by name; default: all")
+    parser.add_argument(
+        "--device", default="cpu", help="of both models; cuda takes larger ones of usual shapes"
+    )
     parser.add_argument("--texts", type=int, help="texts of each law's sample")
     parser.add_argument("--turns", type=int, help="most turns to measure")
     parser.add_argument("--budget-minutes", type=float, help="for all texts, once loaded")
@@ -148,9 +153,11 @@ def _options() -> argparse.Namespace:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan that the command line asks for."""
-    plan = QUICK if options.quick else FULL
+    gpu = options.device != "cpu"
+    plan = QUICK if options.quick else GPU if gpu else FULL
     minutes = options.budget_minutes
     changes: Mapping[str, Any] = {
+        "device": options.device,
         "law_texts": options.texts,
         "turns": options.turns,
         "budget_s": minutes * 60 if minutes else None,
@@ -162,12 +169,13 @@ def main() -> None:
     """Measure, print, and write the file."""
     options = _options()
     plan, console = plan_of(options), Console(record=True, width=_WIDTH)
-    dtype = options.dtype or target_dtype()
+    dtype = options.dtype or target_dtype(plan.device)
+    engines = options.engines or (ENGINES if plan.device == "cpu" else ON_A_GPU)
     load_before = os.getloadavg()
     # A run that is ended ends its workers, of which all but one are stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with telling() as say:
-        outcome = run(plan, tuple(options.engines), dtype, say)
+        outcome = run(plan, tuple(engines), dtype, say)
     show(plan, outcome, console)
     found = {"note": options.note, "load_average": [load_before, os.getloadavg()]}
     keep(options.out, **found, **as_json(plan, dtype, outcome))

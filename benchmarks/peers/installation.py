@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from benchmarks.expand import Shape, expand
 from benchmarks.measure.environment import ROOT
 from benchmarks.measure.texts import PROMPTS
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.worker import EngineFailed
 from tandem.tools.local.pair import embedded
 
@@ -130,16 +131,23 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float) -> None:
             raise EngineFailed(f"{Path(command[0]).name} failed: {said}") from error
 
 
-def checkpoints(shape: Shape, say: Callable[[str], None]) -> dict[str, str]:
-    """Folders of target and drafter; the target is expanded once for each shape."""
-    target = CACHE / "models" / ("target-" + "-".join(map(str, astuple(shape))))
-    if not target.is_dir():
-        say("expanding the target")
-        unfinished = target.with_name(f"{target.name}.new")
+def checkpoints(plan: Plan, say: Callable[[str], None]) -> dict[str, str]:
+    """Folders of target and drafter; a model is expanded once for each shape."""
+    shapes = {"target": plan.shape, "drafter": plan.drafter_shape}
+    return {role: _expanded(role, shape, plan.device, say) for role, shape in shapes.items()}
+
+
+def _expanded(role: str, shape: Shape | None, device: str, say: Callable[[str], None]) -> str:
+    if shape is None:
+        return embedded(role)
+    folder = CACHE / "models" / "-".join((role, *map(str, astuple(shape))))
+    if not folder.is_dir():
+        say(f"expanding the {role}")
+        unfinished = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(unfinished, ignore_errors=True)
-        expand(Path(embedded("target")), shape, unfinished)
-        unfinished.rename(target)
-    return {"target": str(target), "drafter": embedded("drafter")}
+        expand(Path(embedded(role)), shape, unfinished, device=device)
+        unfinished.rename(folder)
+    return str(folder)
 
 
 def converted(folders: dict[str, str], say: Callable[[str], None]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.expand import Shape
 
@@ -13,6 +13,8 @@ class Plan:
 
     Attributes:
         shape: of the expanded target.
+        drafter_shape: of the expanded drafter; None takes the embedded one as it is.
+        device: of both models, as torch names it.
         gammas: draft lengths to choose from.
         temperatures: of the texts.
         loads: texts at once, and new tokens of each.
@@ -34,6 +36,8 @@ class Plan:
     law_tokens: int
     budget_s: float
     setup_s: float = 600.0
+    drafter_shape: Shape | None = None
+    device: str = "cpu"
 
 
 FULL = Plan(
@@ -57,4 +61,15 @@ QUICK = Plan(
     law_texts=100,
     law_tokens=4,
     budget_s=60,
+)
+# The shapes of Llama 2 7B and of Qwen2.5 0.5B, without their vocabularies.
+GPU = replace(
+    FULL,
+    shape=Shape(layers=32, width=4096, heads=64, kv_heads=64, mlp=11008),
+    drafter_shape=Shape(layers=24, width=896, heads=28, kv_heads=28, mlp=4864),
+    device="cuda",
+    loads=((1, 128), (16, 128)),
+    choosing_turns=2,
+    turns=9,
+    budget_s=5 * 60,
 )

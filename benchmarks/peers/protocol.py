@@ -1,6 +1,7 @@
 """The protocol of a worker: requests and answers as lines of JSON on its standard streams.
 
-    load      target, drafter, gammas, dtype       ok, versions
+    load      target, drafter, gammas, dtype,      ok, versions
+              device
     generate  prompts, seeds, gamma, temperature,  ok, texts, seconds, timelines
               new_tokens, rule
     quit                                           nothing: it ends, as it does at the end of input
@@ -29,12 +30,14 @@ class Load:
         drafter: the same.
         gammas: draft lengths that may be asked for; 0 is without drafts.
         dtype: the target's, "float32" or "bfloat16". The engine chooses the drafter's.
+        device: of both, as torch names it.
     """
 
     target: str
     drafter: str
     gammas: tuple[int, ...]
     dtype: str
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ VLLM_CPU = Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True)
 TRANSFORMERS = Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False)
 # Which the others are compared with.
 OURS = (SERVICES.name, INSIDE.name, BY_VLLM.name)
+# Its passes compiled, and captured as CUDA graphs.
+COMPILED = replace(TRANSFORMERS, name="transformers compiled", rules=(), options=("--compiled",))
 ENGINES = (
     SERVICES,
     INSIDE,
@@ -100,6 +102,7 @@ ENGINES = (
     VLLM_CPU,
     BY_VLLM,
 )
+ON_A_GPU = (SERVICES, INSIDE, COMPILED, TRANSFORMERS)
 
 
 @dataclass
@@ -120,7 +123,7 @@ class Roster:
 
     def load(self, plan: Plan, engines: Sequence[Engine], dtype: str, say: Say) -> str:
         """Set up and load all engines, noting failures; returns the target's folder."""
-        folders = checkpoints(plan.shape, say)
+        folders = checkpoints(plan, say)
         for engine in engines:
             own = folders
             try:
@@ -131,7 +134,7 @@ class Roster:
             except EngineFailed as failure:
                 self.failures[engine.name] = str(failure)
                 continue
-            self.start(engine, own, plan.gammas, dtype, say)
+            self.start(engine, own, plan, dtype, say)
         for name, reason in self.failures.items():
             say(f"{name} takes no part: {reason}")
         return folders["target"]
@@ -140,12 +143,12 @@ class Roster:
         self,
         engine: Engine,
         folders: Mapping[str, str],
-        gammas: Sequence[int],
+        plan: Plan,
         dtype: str,
         say: Say,
     ) -> None:
         """Load an engine for plain decoding and for drafts of each length; a failure is noted."""
-        every = (0, *gammas)
+        every = (0, *plan.gammas)
         self.engines[engine.name] = engine
         for own in [(gamma,) for gamma in every] if engine.apart else [every]:
             ways = engine.ways(own)
@@ -164,7 +167,7 @@ class Roster:
                 return
             self.workers |= dict.fromkeys(ways, worker)
             try:
-                load = Load(folders["target"], folders["drafter"], own, dtype)
+                load = Load(folders["target"], folders["drafter"], own, dtype, plan.device)
                 self.versions[engine.name] = worker.ask(load, _LOAD_SECONDS)["versions"]
             except EngineFailed as failure:
                 self._leave(ways[0], str(failure))
@@ -239,7 +242,7 @@ def named(name: str) -> Engine:
     Raises:
         ValueError: there is no such engine.
     """
-    for engine in sorted(ENGINES, key=lambda engine: len(engine.name)):
+    for engine in sorted((*ENGINES, COMPILED), key=lambda engine: len(engine.name)):
         if engine.name.lower().startswith(name.lower()):
             return engine
     raise ValueError(f"no engine {name}: {', '.join(engine.name for engine in ENGINES)}")

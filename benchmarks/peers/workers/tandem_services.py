@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from importlib.metadata import version
 from typing import Any
 
+from benchmarks.measure.environment import versions
 from benchmarks.measure.services import serving
 from benchmarks.measure.texts import asked
 from benchmarks.peers.protocol import Generate, Load, serve
@@ -24,6 +24,8 @@ from tandem.tools.local.pair import Pair
 
 _USUAL_RULE = "block"
 _TEXT_SECONDS = 300.0
+# The other engines have their models on the same device.
+_ON_A_DEVICE = {"CACHE_TOKENS": "8192"}
 
 
 class TandemServices:
@@ -51,16 +53,19 @@ class TandemServices:
         pair = Pair(
             load.target,
             load.drafter,
+            load.device,
+            load.device,
             dtype=load.dtype,
             drafter_dtype="auto",
             inside=self._inside,
         )
-        stack = self._open.enter_context(serving(pair))
+        more = {} if load.device == "cpu" else dict.fromkeys(("target", "drafter"), _ON_A_DEVICE)
+        stack = self._open.enter_context(serving(pair, more))
         self._loop = self._open.enter_context(asyncio.Runner())
         generator = LoadGenerator(stack.addresses["orchestrator"], _TEXT_SECONDS)
         self._generator = self._loop.run(generator.__aenter__())
         self._open.callback(lambda: self._loop.run(generator.__aexit__(None, None, None)))
-        return {name: version(name) for name in ("tandem-llm", "torch", "openvino")}
+        return versions("tandem-llm", "torch", "openvino")
 
     def generate(self, generate: Generate) -> list[list[int]]:
         """One call per text, all at once."""

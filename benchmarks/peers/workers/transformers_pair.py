@@ -1,12 +1,15 @@
-"""transformers: `generate` on a batch, and assisted generation, which takes one text at a time."""
+"""transformers: `generate` on a batch, and assisted generation, which takes one text at a time.
+
+With `--compiled`, on a GPU, its passes without drafts are compiled and captured as CUDA graphs.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from statistics import median
 from typing import Any
 
@@ -16,10 +19,13 @@ from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from benchmarks.measure.environment import versions
 from benchmarks.peers.protocol import Generate, Load, serve
 from tandem.tools.load.timeline import Timeline
 
 _PAD = 0
+# Of compiled passes, which have one shape: a prompt's tokens, and those behind it.
+_COMPILED_PROMPT, _COMPILED_TOKENS = 32, 128
 # Texts per draft length and dtype by which the target's dtype is chosen.
 _TRIALS = 5
 _TRIAL = Generate(((1, 2, 3, 4),), (0,), 0, 1.0, 24)
@@ -45,26 +51,34 @@ class _Arrivals(BaseStreamer):  # type: ignore[misc]
 
 
 class TransformersPair:
-    """The pair; the drafter is in float32, which is faster for its small matrices.
+    """The pair. On a CPU the drafter is in float32, which is faster for its small matrices.
 
-    The target has the faster dtype, the same for all draft lengths, so that its law is the same.
+    The target has the faster dtype, the same for all draft lengths, so that its law is the same. On
+    a GPU both have the dtype that is asked for.
 
     Attributes:
         timelines: of the last texts, for the protocol; empty for a batch, which is not streamed.
+
+    Args:
+        compiled: whether passes without drafts are compiled, which needs a GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool = False) -> None:
+        self._compiled = compiled
+        self._compiled_for: set[int] = set()
         self.timelines: list[dict[str, Any]] = []
 
     def load(self, load: Load) -> dict[str, str]:
         """Load both."""
         disable_progress_bar()
         set_verbosity_error()
-        self._drafter = _loaded(load.drafter, "float32")
-        targets = {dtype: _loaded(load.target, dtype) for dtype in (load.dtype, "float32")}
-        dtype = self._fastest(targets, load.gammas)
+        self._device, cpu = load.device, load.device == "cpu"
+        dtypes = {load.dtype, "float32"} if cpu else {load.dtype}
+        self._drafter = _loaded(load.drafter, "float32" if cpu else load.dtype, load.device)
+        targets = {dtype: _loaded(load.target, dtype, load.device) for dtype in sorted(dtypes)}
+        dtype = self._fastest(targets, load.gammas) if cpu else load.dtype
         self._target = targets[dtype]
-        return {name: version(name) for name in ("transformers", "torch")} | {"dtype": dtype}
+        return versions("transformers", "torch") | {"dtype": dtype}
 
     def _fastest(self, targets: dict[str, Any], gammas: Sequence[int]) -> str:
         """The dtype whose texts take the least time, over all draft lengths and after a warm-up."""
@@ -95,23 +109,31 @@ class TransformersPair:
         return [self._batch([ids], generate)[0] for ids in generate.prompts]
 
     def _batch(self, prompts: Sequence[Sequence[int]], generate: Generate) -> list[list[int]]:
+        longest, new_tokens = max(map(len, prompts)), generate.new_tokens
+        cache: dict[str, Any] = {}
+        if self._compiled and len(prompts) not in self._compiled_for:
+            # Compiled once for the length that all later texts have.
+            self._compiled_for.add(len(prompts))
+            new_tokens = max(new_tokens, _COMPILED_TOKENS)
+        if self._compiled:
+            cache, longest = {"cache_implementation": "static"}, max(longest, _COMPILED_PROMPT)
         sampling: dict[str, Any] = {"do_sample": False}
         if generate.temperature:
             sampling = {"do_sample": True, "temperature": generate.temperature}
             sampling |= {"top_k": 0, "top_p": 1.0}
-        longest = max(map(len, prompts))
         padding = [longest - len(ids) for ids in prompts]
         padded = [[_PAD] * n + list(ids) for n, ids in zip(padding, prompts, strict=True)]
         mask = [[0] * n + [1] * (longest - n) for n in padding]
         arrivals = _Arrivals() if len(prompts) == 1 else None
         started = time.perf_counter()
         found: Any = self._target.generate(
-            input_ids=torch.tensor(padded),
-            attention_mask=torch.tensor(mask),
-            max_new_tokens=generate.new_tokens,
+            input_ids=torch.tensor(padded, device=self._device),
+            attention_mask=torch.tensor(mask, device=self._device),
+            max_new_tokens=new_tokens,
             assistant_model=self._drafter if generate.gamma else None,
             streamer=arrivals,
             **sampling,
+            **cache,
         )
         if arrivals is not None:
             timeline = Timeline(started, started, tuple(arrivals.times), time.perf_counter())
@@ -123,12 +145,12 @@ class TransformersPair:
         """Nothing outlives the process."""
 
 
-def _loaded(folder: str, dtype: str) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+def _loaded(folder: str, dtype: str, device: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = _PAD
     return model
 
 
 if __name__ == "__main__":
-    serve(TransformersPair())
+    serve(TransformersPair("--compiled" in sys.argv))
