@@ -205,7 +205,7 @@ class TestRoster:
         monkeypatch.setattr(rosters, "CACHE", tmp_path)
         monkeypatch.setattr(rosters, "free_memory", lambda device: 1 << 30)
         roster, (engine, folders) = Roster(), fake("large", apart=True)
-        roster.start(engine, folders, (4, 8), "float32", lambda said: None)
+        roster.start(engine, folders, QUICK, "float32", lambda said: None)
         assert not roster.workers
         assert roster.failures == {
             "large, plain": "too little memory is free; name fewer --engines"
@@ -217,9 +217,9 @@ class TestRoster:
         roster, said = Roster(), list[str]()
         for name, target in (("Tandem", ""), ("skewed", "skewed"), ("gone", "crash")):
             engine, folders = fake(name, target)
-            roster.start(engine, folders, (4, 8), "float32", said.append)
+            roster.start(engine, folders, QUICK, "float32", said.append)
         engine, folders = fake("late", "fails at 8", apart=True)
-        roster.start(engine, folders, (4, 8), "float32", said.append)
+        roster.start(engine, folders, QUICK, "float32", said.append)
         plan = replace(QUICK, law_texts=400, turns=3, budget_s=60)
         try:
             outcome = command.contest(plan, roster, [(1,), (2, 3)], said.append)
