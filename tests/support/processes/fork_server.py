@@ -1,14 +1,16 @@
 """Services that start within a second: forked from a process that has already imported torch.
 
-An order is a JSON object, sent with the descriptors for standard input and output. The answer is
-the new child's pid and, when a child ends, its pid and exit code. The server ends with its socket,
-and kills all of its children.
+All processes of a run of pytest share one server, which the first of them starts. An order is a
+JSON object, sent with the descriptors for standard input and output. The answer is the new child's
+pid and, when a child ends, its pid and exit code. With a connection its children are killed, and
+the server ends with the last one.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -20,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from queue import Queue
@@ -33,6 +36,8 @@ from tests.support.processes.measuring import measure_once
 _POLL_SECONDS = 0.02
 _BORN_SECONDS = 120.0
 _END_SECONDS = 60.0
+# Processes of a run of pytest that may wait to be accepted.
+_MOST_LINES = 64
 _IMPORTED = (
     "drafter_svc.servicer",
     "target_svc.servicer",
@@ -129,17 +134,34 @@ class ForkServer:
         self._born: Queue[int] = Queue()
         self._codes: dict[int, int] = {}
         self._ended = threading.Condition()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket = ours
-        with theirs:
+        self._popen: subprocess.Popen[bytes] | None = None
+        # An abstract name, which is gone with its socket. xdist's processes have one run's id.
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"process-{os.getpid()}")
+        name = f"\0tandem-fork-server-{run}"
+        while (line := _connected(name)) is None:
+            self._launch(name)
+        self._socket = line
+        self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
+        self._reader.start()
+
+    def _launch(self, name: str) -> None:
+        """Start the server, unless another process does."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            try:
+                listening.bind(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                time.sleep(_POLL_SECONDS)  # until it listens
+                return
+            listening.listen(_MOST_LINES)
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-m", __name__, str(listening.fileno())],
                 env={**os.environ, **MEMORY},
                 cwd=ROOT,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(listening.fileno(),),
                 start_new_session=True,
             )
-        threading.Thread(target=self._read, name="fork-server", daemon=True).start()
 
     def start(self, order: Mapping[str, Any], given: Sequence[int]) -> int:
         """Start a service and return its pid. It may not listen yet.
@@ -176,10 +198,24 @@ class ForkServer:
                 self._ended.notify_all()
 
     def close(self) -> None:
-        """End the server and its children."""
+        """End our children, and the server if nobody else is connected to it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        self._popen.wait(_END_SECONDS)
+        self._reader.join(_END_SECONDS)
+        if self._popen is not None:
+            self._popen.poll()
+            self._popen.returncode = 0  # others may go on using it: nobody waits for its end
+
+
+def _connected(name: str) -> socket.socket | None:
+    """A connection to the server of a name; None if there is none."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        line.connect(name)
+    except ConnectionRefusedError:
+        line.close()
+        return None
+    return line
 
 
 @cache
@@ -200,8 +236,8 @@ def _main(number: int) -> None:
     # A garbage collection in a child would touch all of torch's objects, and copy their pages.
     gc.freeze()
     gc.enable()
-    with socket.socket(fileno=number) as line:
-        order = _tend(line)
+    with socket.socket(fileno=number) as listening:
+        order = _tend(listening)
     if order is None:
         return
     sys.argv = [tethered.__file__, order["module"]]
@@ -211,33 +247,47 @@ def _main(number: int) -> None:
         runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
-def _tend(line: socket.socket) -> dict[str, Any] | None:
+def _tend(listening: socket.socket) -> dict[str, Any] | None:
     """Start children and report their ends. Returns in each child with its order, and in the parent
     with None at the end."""
-    children: set[int] = set()
+    lines: dict[socket.socket, set[int]] = {}  # with the children of each
     while True:
-        readable, _, _ = select.select([line], [], [], _POLL_SECONDS)
-        if readable:
+        readable, _, _ = select.select([listening, *lines], [], [], _POLL_SECONDS)
+        for line in readable:
+            if line is listening:
+                lines[listening.accept()[0]] = set()
+                continue
             said, given, _, _ = socket.recv_fds(line, _ORDER_BYTES, 2)
             if not said:
-                break
+                _hang_up(line, lines.pop(line))
+                continue
             if (pid := os.fork()) == 0:
+                for other in lines:
+                    other.close()
                 order: dict[str, Any] = json.loads(said)
                 _become(order, given)
                 return order
             for descriptor in given:
                 os.close(descriptor)
-            children.add(pid)
+            lines[line].add(pid)
             _say(line, pid=pid)
-        for pid in tuple(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                children.discard(pid)
-                _say(line, pid=pid, code=os.waitstatus_to_exitcode(status))
+        if readable and not lines and not select.select([listening], [], [], 0)[0]:
+            return None
+        for line, children in lines.items():
+            for pid in tuple(children):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    children.discard(pid)
+                    _say(line, pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _hang_up(line: socket.socket, children: set[int]) -> None:
+    """Kill the children of a connection, and close it."""
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return None
+        os.waitpid(pid, 0)
+    line.close()
 
 
 def _become(order: Mapping[str, Any], given: Sequence[int]) -> None:
@@ -252,7 +302,8 @@ def _become(order: Mapping[str, Any], given: Sequence[int]) -> None:
 
 
 def _say(line: socket.socket, **news: int) -> None:
-    line.send(json.dumps(news).encode())
+    with contextlib.suppress(OSError):  # it has just been closed
+        line.send(json.dumps(news).encode())
 
 
 if __name__ == "__main__":

@@ -30,10 +30,20 @@ from tests.system.command.test_up import (
     Up,
     invoke,
     one_line,
+    settings_of,
     tandem,
     up,
 )
 
+# What others have set for the services that `up` starts, and what it is told itself.
+ENVIRONMENT = {
+    "TANDEM_TARGET_LISTEN": "localhost:0",
+    "TANDEM_TARGET_DRAIN_SECONDS": "3",
+    "TANDEM_TARGET_MAX_LENGTH": "1000",
+    "TANDEM_ORCHESTRATOR_LISTEN": "127.0.0.1:1",
+    "TANDEM_ORCHESTRATOR_GAMMA": "7",
+}
+OPTIONS = ["--max-length", "900", "--gamma", "4"]
 TEXT = ["generate", "import ", "--seed", "3", "--gamma", "4", "-n", "12"]
 
 
@@ -48,7 +58,7 @@ def served(
     (target / "chat_template.jinja").write_text(TEMPLATES["qwen-2.5"])
     models = ["--target", str(target), "--drafter", str(embedded_pair[0])]
     traces = ["--trace-dir", str(folder), "--log-dir", str(folder)]
-    with up(folder, *models, *traces) as running:
+    with up(folder, *models, *traces, *OPTIONS, **ENVIRONMENT) as running:
         yield running, running.wait_ready()
 
 
@@ -58,6 +68,23 @@ def address(served: tuple[Up, str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("TANDEM_ADDRESS", served[1])
     monkeypatch.setitem(PLAIN, "TANDEM_ADDRESS", served[1])
     return served[1]
+
+
+def test_up_options_win_over_the_environment_and_that_over_defaults(
+    served: tuple[Up, str],
+) -> None:
+    children = served[0].children()
+    assert set(children) == {"drafter_svc", "target_svc", "orchestrator"}
+    target, orchestrator = (settings_of(children[name]) for name in ("target_svc", "orchestrator"))
+    for settings, name, value in (
+        (target, "TARGET_LISTEN", "localhost:0"),
+        (target, "TARGET_DRAIN_SECONDS", "3"),
+        (target, "TARGET_MAX_LENGTH", "900"),
+        (orchestrator, "ORCHESTRATOR_LISTEN", "127.0.0.1:0"),
+        (orchestrator, "ORCHESTRATOR_GAMMA", "4"),
+        (orchestrator, "ORCHESTRATOR_DRAIN_SECONDS", "30"),
+    ):
+        assert settings[f"TANDEM_{name}"] == value, name
 
 
 @pytest.mark.parametrize("command", ["", "up", "generate", "chat", "demo", "info", "top"])

@@ -262,8 +262,9 @@ def settings_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line.startswith("TANDEM_"))
 
 
-def test_up_options_win_over_the_environment_and_that_over_defaults(tmp_path: Path) -> None:
-    """And a service that dies is named: here the target, of a recipe without a drafter's model."""
+@pytest.mark.campaign
+def test_up_with_a_model_of_the_environment_names_a_service_that_dies(tmp_path: Path) -> None:
+    """Here the target, of a recipe without a drafter's model."""
     model = save_random_llama(tmp_path / "model", seed=1)
     environment = {
         "TANDEM_TARGET_MODEL": str(model),
