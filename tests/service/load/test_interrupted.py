@@ -24,6 +24,7 @@ from tandem.tools.load.ghz.calls import Call, Calls
 from tandem.tools.load.ghz.campaign import Campaign
 from tandem.tools.load.ghz.outcome import Outcome
 from tandem.tools.load.ghz.scenario import Scenario
+from tests.support.waiting import wait_until
 
 _SECONDS = 30.0
 
@@ -33,6 +34,7 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def __init__(self, texts: int) -> None:
         self.left = texts
+        self.sent = 0
 
     def GetModelInfo(self, request: Any, context: Any) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse()
@@ -46,6 +48,7 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             time.sleep(0.01)
         yield pb.GenerateResponse(round=pb.Round(tokens=[pb.Token(id=1)]))
         yield pb.GenerateResponse(summary=pb.Summary(new_tokens=1))
+        self.sent += 1
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +70,15 @@ def orchestrator() -> Iterator[tuple[Orchestrator, str]]:
     server.stop(None).wait(5)
 
 
-def _until(reached: Any) -> None:
-    end = time.monotonic() + _SECONDS
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+def has_read_all(pid: int, address: str) -> bool:
+    """Whether a process has nothing to read from a server's port, and does nothing."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    tables = (Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table.splitlines()]
+    queues = [line[4] for line in lines if line[1].endswith(port) or line[2].endswith(port)]
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    states = {task.read_text().rpartition(")")[2].split()[0] for task in tasks}
+    return set(queues) == {"00000000:00000000"} and states == {"S"}
 
 
 @pytest.mark.parametrize(
@@ -83,12 +90,13 @@ def test_a_bench_reports_the_texts_that_had_ended(
     served, address = orchestrator
     if "--sweep" in how:
         served.left = 3  # a rate of one text and a rate of two, and the next one waits
+    texts = served.left
     command = [sys.executable, "-m", "tandem.tools.cli", "bench", "-a", address, "--warm-up", "0"]
     run = subprocess.Popen(
         [*command, *how, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    _until(lambda: served.left < 0)
-    time.sleep(0.3)  # until the client has read what was sent before
+    wait_until(lambda: served.left < 0 and served.sent == texts)
+    wait_until(lambda: has_read_all(run.pid, address))
     run.send_signal(signal.SIGINT)
     said, told = run.communicate(timeout=_SECONDS)
     assert run.returncode == 130, told
@@ -109,7 +117,7 @@ def test_a_bench_without_a_text_has_nothing_to_report(
     served.left = 0
     command = [sys.executable, "-m", "tandem.tools.cli", "bench", "-a", address, "--json"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    _until(lambda: served.left < 0)
+    wait_until(lambda: served.left < 0)
     run.send_signal(signal.SIGINT)
     said, told = run.communicate(timeout=_SECONDS)
     assert run.returncode == 130
