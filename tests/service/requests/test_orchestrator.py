@@ -17,7 +17,7 @@ from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.repository import ROOT
-from tests.support.waiting import HANG_SECONDS
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import (
     FakeDrafter,
     FakeTarget,
@@ -128,14 +128,15 @@ async def test_an_eos_ends_the_text_and_ignore_eos_does_not() -> None:
 async def refusal(*fakes: FakeDrafter | FakeTarget, sentence: str, **settings: Any) -> str:
     """What a client is told of a pair that does not fit, once it is known."""
     async with orchestrate(*fakes, ready=False, **settings) as stub:
-        for _ in range(100):
+
+        async def told() -> str:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.Complete(request())
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-            if sentence in (details := str(refused.value.details())):
-                return details
-            await asyncio.sleep(0.05)
-    pytest.fail(details)
+            details = str(refused.value.details())
+            return details if sentence in details else ""
+
+        return str(await until(told))
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,8 @@ from tandem.telemetry.tracing import spans
 from tandem.telemetry.tracing.export import SpanWriter
 from tests.service.conftest import Stack
 from tests.service.requests.test_generate import generation
-from tests.support.wire.spans import (
-    METADATA,
-    exporter,
-    finished,
-    processor_of,
-)
+from tests.support.waiting import until
+from tests.support.wire.spans import METADATA, exporter, finished, processor_of
 
 __all__ = ["exporter"]  # a fixture of all files of spans
 
@@ -41,11 +37,14 @@ async def test_a_malformed_caller_makes_a_new_trace(
     await stack.orchestrator.Complete(
         pb.CompleteRequest(generation=generation()), metadata=(("traceparent", header),)
     )
-    await asyncio.sleep(0.2)
+    await until(
+        lambda: (
+            {"generate", "draft", "verify"} <= {span.name for span in exporter.get_finished_spans()}
+        )
+    )
     found = exporter.get_finished_spans()
     roots = [span for span in found if span.parent is None and span.name != "pass"]
     assert [span.name for span in roots] == ["generate"]
-    assert {"draft", "verify"} <= {span.name for span in found}
 
 
 async def test_the_sampler_decides_at_the_head(stack: Stack) -> None:

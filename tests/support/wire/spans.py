@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.telemetry.stages import STEP_STAGES, span_of
 from tandem.telemetry.tracing import spans
 from tandem.telemetry.tracing.export import ReadableExporter, SpanWriter
+from tests.support.waiting import HANG_SECONDS
 
 TRACE_ID, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 METADATA = (("traceparent", f"00-{TRACE_ID:032x}-{CALLER:016x}-01"),)
@@ -65,11 +66,12 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 async def finished(exporter: InMemorySpanExporter, count: int = 1) -> list[ReadableSpan]:
     """All spans of our trace, once the last ones have been written: spans lag behind replies."""
     found: list[ReadableSpan] = []
-    for _ in range(100):
-        before, found = len(found), list(exporter.get_finished_spans())
-        if len(found) == before >= count and any(span.name == "generate" for span in found):
-            break
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(HANG_SECONDS):
+        while True:
+            before, found = len(found), list(exporter.get_finished_spans())
+            if len(found) == before >= count and any(span.name == "generate" for span in found):
+                break
+            await asyncio.sleep(0.05)
     found = [span for span in found if span.name != "pass"]
     assert {span.context.trace_id for span in found} == {TRACE_ID}
     return found
