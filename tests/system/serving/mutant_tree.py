@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.verification import VERIFIERS
+from target_svc import messages
 from target_svc.__main__ import main
 from tests.support.laws.trees.mutants import SPLIT
 
-VERIFIERS["token"] = SPLIT
+messages._RULES["token"] = SPLIT
 main()
