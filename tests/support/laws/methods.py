@@ -75,6 +75,11 @@ class Outcomes:
     after: list[bytes] = field(default_factory=list)
     observed: dict[tuple[int, Text], tuple[Any, DraftSequence]] = field(default_factory=dict)
 
+    @cached_property
+    def paths(self) -> list[list[list[int]]]:
+        """The tokens that lead to each place of each draft."""
+        return [[_path(draft, place) for place in range(len(draft) + 1)] for draft in self.drafts]
+
 
 class Enumeration:
     """Whole decodings of one method.
@@ -175,18 +180,22 @@ class Enumeration:
         pending: list[dict[Any, tuple[DraftSequence, float]]] = [{} for _ in range(self.length)]
         pending[0][key_of(self._start)] = self._start, 1.0
         for emitted in range(self.length):
-            for key, (sequence, mass) in pending[emitted].items():
-                outcomes = self.drafted(key, sequence, self.length - emitted)
-                for draft, news, chance in self._decided(rule, outcomes, sequence):
-                    if not chance:
-                        continue
-                    text = (*sequence.token_ids[len(PROMPT) :], *news)[: self.length]
-                    if len(text) == self.length:
-                        law[text] = law.get(text, 0.0) + mass * chance
-                        continue
-                    own, after = self._observed(outcomes, draft, news)
-                    before = pending[len(text)].get(own, (after, 0.0))
-                    pending[len(text)][own] = before[0], before[1] + mass * chance
+            masses = [mass for _, mass in pending[emitted].values()]
+            states = [
+                self.drafted(key, sequence, self.length - emitted)
+                for key, (sequence, _) in pending[emitted].items()
+            ]
+            for state, draft, news, chance in self._decided(rule, states):
+                if not chance:
+                    continue
+                outcomes, mass = states[state], masses[state]
+                text = (*outcomes.text[len(PROMPT) :], *news)[: self.length]
+                if len(text) == self.length:
+                    law[text] = law.get(text, 0.0) + mass * chance
+                    continue
+                own, after = self._observed(outcomes, draft, news)
+                before = pending[len(text)].get(own, (after, 0.0))
+                pending[len(text)][own] = before[0], before[1] + mass * chance
         return law
 
     def _observed(
@@ -227,16 +236,25 @@ class Enumeration:
         return found
 
     def _decided(
-        self, rule: Verifier[Any], outcomes: Outcomes, sequence: DraftSequence
-    ) -> Iterator[tuple[int, list[int], float]]:
-        """All that may be emitted after each draft: (draft, tokens, probability)."""
-        text = tuple(sequence.token_ids[len(PROMPT) :])
-        drafts = outcomes.drafts
+        self, rule: Verifier[Any], states: Sequence[Outcomes]
+    ) -> Iterator[tuple[int, int, list[int], float]]:
+        """All that may be emitted after each draft of each state, decided in one batch: (state,
+        draft, tokens, probability)."""
+        if not states:
+            return
+        drafts = [draft for outcomes in states for draft in outcomes.drafts]
         assert {draft.misfit(rule.takes) for draft in drafts} == {""}, "the target would refuse it"
-        paths = [[self._path(draft, place) for place in range(len(draft) + 1)] for draft in drafts]
+        places = [
+            (state, draft, path, weight)
+            for state, outcomes in enumerate(states)
+            for draft, (path, weight) in enumerate(
+                zip(outcomes.paths, outcomes.weights, strict=True)
+            )
+        ]
         most = max(len(draft) for draft in drafts)
         p = np.zeros((len(drafts), most + 1, VOCAB_SIZE))
-        for b, own in enumerate(paths):
+        for b, (state, _, own, _) in enumerate(places):
+            text = states[state].text[len(PROMPT) :]
             for place, path in enumerate(own):
                 p[b, place] = self._p((*text, *path))
         proposal = Proposal.from_drafts(drafts)
@@ -249,13 +267,10 @@ class Enumeration:
             for b, chance in enumerate(chances[:, place].tolist()):
                 if chance <= 0:
                     continue
+                state, draft, paths, own_weight = places[b]
                 for token in range(VOCAB_SIZE):
-                    weight = outcomes.weights[b] * chance * residual[b][token]
-                    yield b, [*paths[b][place], token], weight
-
-    @staticmethod
-    def _path(draft: Draft, place: int) -> list[int]:
-        return [draft.token_ids[step - 1] for step in draft.path_to(place)]
+                    weight = own_weight * chance * residual[b][token]
+                    yield state, draft, [*paths[place], token], weight
 
     def broken_promise(self) -> str:
         """How the drafts break the promise of `pure`, in a sentence; empty if they keep it.
@@ -275,7 +290,7 @@ class Enumeration:
                 if draft.depth != found.asked:
                     return f"drafted {draft.depth} of {found.asked} behind {found.text}"
                 for node, place in enumerate(draft.places()):
-                    before = (*found.text, *self._path(draft, place))
+                    before = (*found.text, *_path(draft, place))
                     row = _row_of(draft, node)
                     other, began = rows.setdefault(before, (row, found.text))
                     if other != row:
@@ -296,6 +311,11 @@ class Enumeration:
         """The greatest error of a text's probability."""
         law, expected = self.law(rule), self.expected()
         return max(abs(law.get(text, 0.0) - chance) for text, chance in expected.items())
+
+
+def _path(draft: Draft, place: int) -> list[int]:
+    """The tokens that lead to a place."""
+    return [draft.token_ids[step - 1] for step in draft.path_to(place)]
 
 
 def _place_of(draft: Draft, path: Sequence[int]) -> int:

@@ -241,7 +241,8 @@ def _likeliest_claimed(draft: Draft) -> Draft:
 def test_a_method_that_breaks_the_contract_is_seen(
     name: str, edit: Callable[[Draft], Draft], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enumeration = made(name, 1, zeros=False, length=3)
+    # Texts of two tokens show all but one of them.
+    enumeration = made(name, 1, zeros=False, length=3 if edit is _first_models_row else 2)
     own: Any = enumeration.drafter.draft
 
     def draft(*args: Any) -> Steps[Draft]:
