@@ -65,6 +65,13 @@ class Tree:
         return [*self.text_to(self.parents[row - 1]), self.tokens[row - 1]]
 
     @property
+    def texts(self) -> list[list[int]]:
+        """That end at the trunk's end, at each row, and at each of the later tokens."""
+        ends = range(len(self.kept) - len(self.later) + 1, len(self.kept) + 1)
+        rows = [self.text_to(row) for row in range(1 + len(self.tokens))]
+        return [*rows, *(self.kept[:end] for end in ends)]
+
+    @property
     def kept(self) -> list[int]:
         """The trunk, the kept path and the later tokens."""
         return [*self.text_to(self.path[-1] if self.path else 0), *self.later]
@@ -93,18 +100,24 @@ def random_trees(seed: int, longest: int = 21) -> list[Tree]:
 
 @torch.inference_mode()
 def plain_rows(model: PreTrainedModel, trees: Sequence[Tree]) -> list[Tensor]:
-    """For each tree the expected result of `tree_rows`, [1 + nodes + later, V]: each row is the
-    last one of a plain pass over its own text."""
-    model, found = plain(model), []
-    for tree in trees:
-        texts = [tree.text_to(row) for row in range(1 + len(tree.tokens))]
-        ends = range(len(tree.kept) - len(tree.later) + 1, len(tree.kept) + 1)
-        texts += [tree.kept[:end] for end in ends]
-        longest = max(map(len, texts))
-        # The padding after a text does not change the text's logits.
-        batch = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-        logits = model(input_ids=batch, use_cache=False).logits
-        found.append(logits[range(len(texts)), [len(text) - 1 for text in texts]])
+    """For each tree the expected result of `tree_rows`, [1 + nodes + later, V]: each row is that
+    of its own text's end in a plain pass, without the other branches."""
+    wanted = [tree.texts for tree in trees]
+    # A text that another one goes on from has its row in the other's pass.
+    passes: list[list[int]] = []
+    place: dict[tuple[int, ...], tuple[int, int]] = {}
+    for text in sorted({tuple(text) for texts in wanted for text in texts}, key=len, reverse=True):
+        if text not in place:
+            place |= {text[: i + 1]: (len(passes), i) for i in range(len(text))}
+            passes.append(list(text))
+    longest = len(passes[0])
+    # The padding after a text does not change the text's logits.
+    batch = torch.tensor([text + [0] * (longest - len(text)) for text in passes])
+    logits = plain(model)(input_ids=batch, use_cache=False).logits
+    found = []
+    for texts in wanted:
+        batch_rows, ends = zip(*(place[tuple(text)] for text in texts), strict=True)
+        found.append(logits[batch_rows, ends])
     return found
 
 
