@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -171,6 +171,16 @@ KINDS = [
     for row in SUPPORTED
     if row.model_type in ("llama", "gpt2", "gpt_neox", "qwen2_moe", "mistral", "gemma3_text")
 ]
+# Options that tell a layer from the next one.
+_OF_LAYERS = ("layer_types", "max_window_layers", "no_rope_layers")
+
+
+def light(row: Architecture) -> Architecture:
+    """With one layer, which shows what two alike would; one of each kind keeps two."""
+    if row in KINDS or any(name in row.options for name in _OF_LAYERS):
+        return row
+    return replace(row, options={**row.options, "num_hidden_layers": 1})
+
 
 REFUSED = (
     Refused("Mamba", "mamba", _STATE),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.models.architectures import KINDS, LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.architectures import KINDS, LLAMA, SUPPORTED, Architecture, build, light
 from tests.support.models.parity import TOLERANCE, differences, plain_logits, ragged_logits
 from tests.support.models.probes import decoder_of, drafts, probed, rounds_of
 
@@ -25,7 +25,7 @@ CASES = [
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(("row", "engine"), CASES)
 def test_the_verdict_is_the_same_with_forty_probes(row: Architecture, engine: Any) -> None:
-    decoder = decoder_of(row, engine)
+    decoder = decoder_of(light(row), engine)
     assert decoder.takes_trees  # a second back end stands by for them
     for kind, draft in drafts().items():
         (plain, rows), (beside, others) = (
