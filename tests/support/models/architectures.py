@@ -171,6 +171,8 @@ KINDS = [
     for row in SUPPORTED
     if row.model_type in ("llama", "gpt2", "gpt_neox", "qwen2_moe", "mistral", "gemma3_text")
 ]
+# For tests of what happens around a pass.
+SMALL = replace(LLAMA, options={**LLAMA.options, "num_hidden_layers": 1})
 # Options that tell a layer from the next one.
 _OF_LAYERS = ("layer_types", "max_window_layers", "no_rope_layers")
 

@@ -22,7 +22,7 @@ from tandem.inference.output import PassOutput
 from tandem.inference.passes import one_call
 from tandem.inference.passes.backend import some_tokens
 from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
-from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.architectures import SMALL, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE, worst_difference
 
 
@@ -35,7 +35,7 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_former_holder_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text whose numbers were not finite must not reach whoever has its extent next."""
     monkeypatch.setattr(flex, "flex_attention", as_a_device_reads)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=4 * BLOCK)
+    decoder = Decoder(build(SMALL), "tiny", cache_tokens=4 * BLOCK)
     caches = [decoder.reserve(BLOCK) for _ in range(2)]
     feeds = [Feed(cache, [1, 2, 3], 3) for cache in caches if cache is not None]
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def test_what_does_not_compile_is_one_warning_and_one_call_a_text(
 
     monkeypatch.setattr(flex, "flex_attention", refuse)
     with capture_logs() as logs:
-        assert worst_difference(LLAMA) < TOLERANCE
+        assert worst_difference(SMALL) < TOLERANCE
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert warning["reason"] == "NotImplementedError: NYI: at least 16"
 
@@ -92,7 +92,7 @@ def test_what_computes_otherwise_is_one_warning_too(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(flex, "flex_attention", wrong)
     with capture_logs() as logs:
-        assert worst_difference(LLAMA) < TOLERANCE
+        assert worst_difference(SMALL) < TOLERANCE
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert "a ragged batch differs from a plain pass" in warning["reason"]
 
@@ -112,7 +112,7 @@ def test_what_does_not_fit_into_shared_memory_is_one_warning_and_one_call_a_text
         return as_a_device_reads(query, *states, **options)
 
     monkeypatch.setattr(flex, "flex_attention", on_a_small_card)
-    model = build(LLAMA, num_hidden_layers=1, head_dim=256)
+    model = build(SMALL, head_dim=256)
     with torch.inference_mode():
         expected = plain_pass(model, some_tokens(5))
         with capture_logs() as logs:
@@ -148,7 +148,7 @@ def test_a_process_compiles_for_several_models(
     found = []
     with capture_logs() as logs, torch._dynamo.config.patch({limit: 2}):
         for dtype in (torch.float32, torch.float16):
-            model = build(LLAMA, num_hidden_layers=1).to(dtype)
+            model = build(SMALL).to(dtype)
             decoder = Decoder(model, "tiny", cache_tokens=BLOCK)
             found.append(decoder._backends.current.in_one_call)
     warnings = [line["reason"] for line in logs if line["log_level"] == "warning"]
@@ -172,7 +172,7 @@ def test_the_start_feeds_what_is_compiled_apart(monkeypatch: pytest.MonkeyPatch)
         return mask
 
     monkeypatch.setattr(Tiles, "mask", noting)
-    Decoder(build(LLAMA), "tiny", cache_tokens=BLOCK)
+    Decoder(build(SMALL), "tiny", cache_tokens=BLOCK)
     of_few = {(FEW, many_rows, many) for many_rows in (False, True) for many in (False, True)}
     assert kinds == of_few | {(MANY, True, False), (MANY, True, True)}
 
@@ -188,7 +188,7 @@ def test_what_is_served_by_another_thread_is_compiled_too(
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     monkeypatch.setattr(flex, "flex_attention", compiled)
-    decoder = Decoder(build(LLAMA, num_hidden_layers=1), "tiny", cache_tokens=4 * BLOCK)
+    decoder = Decoder(build(SMALL), "tiny", cache_tokens=4 * BLOCK)
     # A kind of batch that the start, without trees, has not fed.
     decoder._backends.current.branches_in_one_call = True
     caches = [cache for cache in (decoder.reserve(BLOCK, 4) for _ in range(2)) if cache]

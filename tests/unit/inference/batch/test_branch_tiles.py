@@ -29,7 +29,7 @@ from tandem.inference.passes import one_call
 from tests.support.devices.flex import BLOCK, Kernel, as_a_device_reads, without_compiler
 from tests.support.devices.recording import Recorder
 from tests.support.devices.states import empty_pool, states_of
-from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.architectures import SMALL, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE
 from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
@@ -60,7 +60,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def test_a_device_takes_trees_in_one_call_if_it_was_told_of_them(
     row: Architecture, at_once: bool, kernel: Kernel
 ) -> None:
-    model, trees = build(row, **narrow(row)), random_trees(5)
+    model, trees = build(row, **narrow(row)), random_trees(5)[:10]
     expected = plain_rows(model, trees)
     decoder = Decoder(model, "tiny", cache_tokens=80 * BLOCK, trees=at_once)
     assert decoder.takes_trees
@@ -74,7 +74,7 @@ def test_a_device_takes_trees_in_one_call_if_it_was_told_of_them(
 def test_graphs_leave_trees_alone(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
     recorder = Recorder()
     monkeypatch.setattr(graph, "capture", recorder)
-    model, trees = build(LLAMA), random_trees(6)[:4]
+    model, trees = build(SMALL), random_trees(6)[:4]
     expected = plain_rows(model, trees)
     decoder = Decoder(model, "tiny", cache_tokens=40 * BLOCK, graph_rows=16, longest=5 * BLOCK)
     at_start = recorder.replays
@@ -122,7 +122,7 @@ def test_one_call_sees_what_the_calls_one_by_one_see(
     kind: str, most: int, small_blocks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    for seed in range(8):
+    for seed in range(4):
         pool, feeds = forest(random.Random(seed), most)
         tiled, looped = both(feeds)
         query, keys, values = states_of(pool, tiled)
@@ -213,7 +213,7 @@ def test_what_does_not_compile_for_trees_is_one_warning_and_chains_are_one_call(
 
     monkeypatch.setattr(branch_tiles.BranchTiles, "_make", refuse)
     with capture_logs() as logs:
-        decoder = Decoder(build(LLAMA), "tiny", cache_tokens=4 * BLOCK, trees=True)
+        decoder = Decoder(build(SMALL), "tiny", cache_tokens=4 * BLOCK, trees=True)
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert warning["reason"] == "NotImplementedError: NYI: gathers"
     backend = decoder._backends.current
@@ -234,7 +234,7 @@ def test_what_the_start_compiled_serves_every_batch(
     torch._dynamo.reset()
     counting = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     monkeypatch.setattr(flex, "flex_attention", counting)
-    model = build(LLAMA, num_hidden_layers=1)
+    model = build(SMALL)
     decoder = Decoder(model, "tiny", cache_tokens=64 * BLOCK, trees=True)
     at_start = len(compiled)
     assert at_start >= 4  # for chains and for trees, one for each size of a tile

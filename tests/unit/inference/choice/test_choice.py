@@ -20,7 +20,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend
 from tests.support.devices.bfloat16 import needs_units
-from tests.support.models.architectures import LLAMA, SUPPORTED, build
+from tests.support.models.architectures import SMALL, SUPPORTED, build
 from tests.support.models.parity import (
     TOLERANCE,
     differences,
@@ -117,7 +117,7 @@ def test_whatever_fails_is_one_warning_and_the_torch_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault(monkeypatch)
-    decoder, (warning,) = load(build(LLAMA), engine)
+    decoder, (warning,) = load(build(SMALL), engine)
     assert decoder.engine == "torch"
     assert reason in warning
     assert "\n" not in warning
@@ -144,8 +144,8 @@ def test_on_another_device_it_is_refused() -> None:
 def test_the_faster_one_is_taken(gain: float, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "speeds_of", lambda *_: [1.0, gain])
     texts = random_texts()
-    expected = plain_logits(build(LLAMA), texts)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="auto")
+    expected = plain_logits(build(SMALL), texts)
+    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine="auto")
     assert (decoder.engine, decoder.improving) == ("torch", True), "it serves at once"
     decoder.improve()
     assert (decoder.engine, decoder.improving) == (engine, False)
@@ -163,7 +163,7 @@ def test_the_measurement_sees_a_slow_pass(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(speed, "_MEASURING_SECONDS", 0.05)
     monkeypatch.setattr(OpenVinoPass, "__call__", slow)
-    decoder, _ = load(build(LLAMA), "auto")
+    decoder, _ = load(build(SMALL), "auto")
     assert decoder.engine == "torch"
     assert decoder.forward_passes == decoder.fed_tokens == 0
 
@@ -213,15 +213,15 @@ def test_a_drafter_takes_the_fastest_dtype(
     engine: choice.EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine=engine, drafts=True)
+    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
     assert decoder.dtype == "float32"
     decoder.improve()
     assert decoder.dtype == "bfloat16"
     texts = random_texts()
-    expected = plain_logits(build(LLAMA), texts)
+    expected = plain_logits(build(SMALL), texts)
     rounding = differences(expected, ragged_logits(decoder, texts)).mean()
     assert 0 < rounding < 0.1 * torch.cat(expected).std()
-    again = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine=engine, drafts=True)
+    again = Decoder(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
     assert (again.dtype, again.engine) == ("bfloat16", decoder.engine), "it is remembered"
     assert not again.improving
 
@@ -229,7 +229,7 @@ def test_a_drafter_takes_the_fastest_dtype(
 @pytest.mark.usefixtures("empty_cache", "faster")
 def test_without_bfloat16_units_no_other_dtype_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="torch", drafts=True)
+    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine="torch", drafts=True)
     assert not decoder.improving
 
 
@@ -239,7 +239,7 @@ def test_a_small_drafter_is_not_warned_of_what_its_one_thread_cannot(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     with capture_logs() as logs:
-        Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="auto", drafts=True).improve()
+        Decoder(build(SMALL), "tiny", cache_tokens=512, engine="auto", drafts=True).improve()
     assert not [line for line in logs if line["log_level"] == "warning"]
 
 
@@ -250,18 +250,18 @@ def test_a_trial_that_fails_leaves_what_serves(fault: str, monkeypatch: pytest.M
         monkeypatch.setattr(speed, "speeds_of", None)
     else:
         monkeypatch.setattr(decoder_module, "free_memory", lambda _: 0)
-    decoder, (_,) = load(build(LLAMA), "auto")
+    decoder, (_,) = load(build(SMALL), "auto")
     assert (decoder.engine, decoder.improving) == ("torch", False)
     texts = random_texts()
     found = ragged_logits(decoder, texts)
-    assert differences(plain_logits(build(LLAMA), texts), found).max() < TOLERANCE
+    assert differences(plain_logits(build(SMALL), texts), found).max() < TOLERANCE
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_it_serves_while_it_is_tried() -> None:
     texts = random_texts()
-    expected = plain_logits(build(LLAMA), texts)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="auto")
+    expected = plain_logits(build(SMALL), texts)
+    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine="auto")
     trial = threading.Thread(target=decoder.improve)
     trial.start()
     rounds = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.models.architectures import LLAMA, build
+from tests.support.models.architectures import SMALL, build
 from tests.support.models.parity import (
     TOLERANCE,
     differences,
@@ -33,7 +33,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(home))
-        assert load(build(LLAMA))[1] == []
+        assert load(build(SMALL))[1] == []
     return home
 
 
@@ -53,7 +53,7 @@ def test_a_kept_graph_serves_other_weights(copied: Path, monkeypatch: pytest.Mon
     assert len(graphs(copied)) == 1
     # Traced again it would fail, and be a warning.
     monkeypatch.setattr(openvino_trace, "trace", None)
-    model, texts = build(LLAMA), random_texts()
+    model, texts = build(SMALL), random_texts()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -66,9 +66,9 @@ def test_a_kept_graph_serves_other_weights(copied: Path, monkeypatch: pytest.Mon
 def test_another_configuration_or_version_is_another_graph(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load(build(LLAMA, rms_norm_eps=1e-3))
+    load(build(SMALL, rms_norm_eps=1e-3))
     monkeypatch.setattr(disk_cache, "_versions", lambda: {"torch": "another"})
-    load(build(LLAMA))
+    load(build(SMALL))
     assert len(graphs(copied)) == 3
 
 
@@ -88,9 +88,9 @@ def test_a_broken_graph_is_one_warning_and_made_anew(
         file.unlink()
     else:
         file.write_bytes(content)
-    decoder, warnings = load(build(LLAMA))
+    decoder, warnings = load(build(SMALL))
     assert (decoder.engine, len(warnings)) == ("openvino", 1)
-    assert load(build(LLAMA))[1] == []
+    assert load(build(SMALL))[1] == []
 
 
 def test_a_home_that_cannot_be_written_is_one_warning(
@@ -98,5 +98,5 @@ def test_a_home_that_cannot_be_written_is_one_warning(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    decoder, warnings = load(build(LLAMA))
+    decoder, warnings = load(build(SMALL))
     assert (decoder.engine, len(warnings)) == ("openvino", 1)
