@@ -74,7 +74,7 @@ def test_one_call_sees_what_the_calls_one_by_one_see(
     kind: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    for seed in range(8):
+    for seed in range(4):
         rng = random.Random(seed)
         pool, caches = scattered(rng, 9)
         tiled, looped = batch_of(rng, caches, most)

@@ -27,7 +27,7 @@ from tests.support.devices.recording import Recorder
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 
 ROWS, LONGEST = 16, 5 * BLOCK
-STEPS = 16
+STEPS = 10
 # Plain lists of operators, and passes of transformers' modules: windows, soft caps, heads.
 NAMES = ("llama", "mistral", "qwen3", "gemma2", "gpt2")
 ARCHITECTURES = [row for row in SUPPORTED if row.model_type in NAMES]
