@@ -24,7 +24,7 @@ from tests.support.models.heads import MTP, family_of, is_head, save_random_head
 from tests.support.models.probes import extra_rows
 from tests.support.wire.fakes import generation
 
-TOKENS = 20
+TOKENS = 12
 PLACEMENTS = ("drafter", "drafter, prepared", "inside, a round a message", "inside, sixteen ahead")
 
 
