@@ -177,11 +177,16 @@ SMALL = replace(LLAMA, options={**LLAMA.options, "num_hidden_layers": 1})
 _OF_LAYERS = ("layer_types", "max_window_layers", "no_rope_layers")
 
 
-def light(row: Architecture) -> Architecture:
-    """With one layer, which shows what two alike would; one of each kind keeps two."""
-    if row in KINDS or any(name in row.options for name in _OF_LAYERS):
+def one_layer(row: Architecture) -> Architecture:
+    """With one layer, which shows what two would, if all are alike."""
+    if any(name in row.options for name in _OF_LAYERS):
         return row
     return replace(row, options={**row.options, "num_hidden_layers": 1})
+
+
+def light(row: Architecture) -> Architecture:
+    """With two layers if it stands for a kind, or if they differ."""
+    return row if row in KINDS else one_layer(row)
 
 
 REFUSED = (
