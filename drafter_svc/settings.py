@@ -18,14 +18,14 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         0,
         ge=0,
         le=1024,
-        description="drafted tokens that may be prepared at a time, behind likely outcomes of"
-        " drafts that targets verify; open sequences share them. Each sequence reserves twice as"
-        " many positions of the KV cache. 0 prepares none",
+        description="most drafted tokens to prepare at a time, after likely outcomes of the drafts"
+        " that targets verify; open sequences share them. Each sequence reserves up to 2 x AHEAD"
+        " further positions of the KV cache. 0 prepares none",
     )
     ahead_kib: int = Field(
         256,
         ge=1,
         le=65_536,
-        description="the most KiB of prepared drafts that are sent behind a draft, the likeliest"
-        " first, where an orchestrator wants to have them before it knows the outcome",
+        description="most KiB of prepared drafts to send after a draft, the likeliest first, if an"
+        " orchestrator asks for them before it knows the outcome",
     )

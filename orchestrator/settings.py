@@ -77,8 +77,9 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
     )
     ahead: Literal["auto", "off", "held", "sent"] = Field(
         "auto",
-        description="whether drafters with AHEAD prepare drafts while targets verify: held until"
-        " they are asked for, or sent at once; auto takes what makes rounds fastest",
+        description="whether drafters with AHEAD prepare drafts while targets verify: off (no),"
+        " held (kept until they are asked for), sent (sent at once) or auto (what makes rounds"
+        " fastest)",
     )
     token_file: Path | None = Field(
         None,
@@ -93,11 +94,15 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
     )
     token_jwks_url: str = Field(
         "",
-        description="https address of that set, instead of a file; fetched every 5 minutes, and"
-        " within 10 s of a token whose key is not in it",
+        description="https address of the JWK set, instead of TOKEN_JWKS_FILE; fetched every 5"
+        " minutes, and within 10 s after a token with an unknown key",
     )
-    token_issuer: str = Field("", description="the iss that a JSON Web Token must have")
-    token_audience: str = Field("", description="an aud that a JSON Web Token must have")
+    token_issuer: str = Field(
+        "", description="value that the claim iss of a JSON Web Token must have"
+    )
+    token_audience: str = Field(
+        "", description="value that the claim aud of a JSON Web Token must contain"
+    )
     token_name_claim: str = Field(
         "sub",
         min_length=1,
@@ -153,8 +158,7 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
         "",
         pattern=r"^[a-z0-9_.-]*$",
         description="metadata key that names a request's client if no token or certificate does;"
-        " set it only behind a proxy that writes it. Without a name all requests are"
-        " one client's",
+        " set it only behind a proxy that writes it. Requests without a name count as one client's",
     )
     max_encoding: int = Field(
         2, ge=1, description="prompts that are tokenized at once, each in a thread"

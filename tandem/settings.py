@@ -183,9 +183,9 @@ class ModelSettings(ServiceSettings):
         0,
         ge=0,
         description="prompt tokens in one forward pass, on average; running sequences wait for"
-        " them. 0 takes as many as make the pass 1.75 times as long, by the pass times measured at"
-        " the start, at most TOKEN_BUDGET; more while no sequence is running, or for short prompts"
-        " that arrive together",
+        " them. 0 takes as many as make the pass 1.75 times as long (by the pass times measured at"
+        " the start), at most TOKEN_BUDGET. A pass takes more while no sequence is running, or for"
+        " short prompts that arrive together",
     )
     graph_rows: int = Field(
         256,

@@ -22,14 +22,15 @@ class PluginSettings(PeerSettings):
     wait_seconds: float = Field(
         0.25,
         ge=0,
-        description="how long vLLM's next pass waits for drafts. A text whose draft has not come by"
-        " then does without, and is not waited for again until the draft is there",
+        description="how long vLLM's next pass waits for drafts. A text whose draft is late gets"
+        " none in that pass; none is requested for it until the late one has arrived and 2 to 64"
+        " further passes are over",
     )
     reserve_tokens: int = Field(
         512,
         ge=1,
-        description="tokens that a text reserves on its drafter behind those that it has; a text"
-        " that grows beyond opens anew, with twice as many",
+        description="further tokens that a text reserves on its drafter; a text that outgrows them"
+        " opens a new sequence with twice as many",
     )
     zone: str = Field(
         "", max_length=128, description="zone of vLLM; drafters in the same zone are preferred"

@@ -30,9 +30,9 @@ class TargetSettings(ModelSettings):
     )
     extra_embeddings: str = Field(
         "",
-        description="folder with extra_embeddings.safetensors: rows of embeddings that probes of"
-        " drafters name (look-ahead tokens). They change no text. Empty takes ADAPTER's, if it has"
-        " any",
+        description="folder with extra_embeddings.safetensors: additional input embeddings for the"
+        " probes of drafters (look-ahead tokens). They change no text. Empty takes those in"
+        " ADAPTER's folder, if there are any",
     )
     max_nodes: int = Field(
         64,
@@ -58,7 +58,7 @@ class TargetSettings(ModelSettings):
         "none",
         pattern=r"^(none|(\d{1,4}|last)(,(\d{1,4}|last))*)$",
         description="layers whose hidden states drafters can get, such as `2,16,29,last`: 0 is the"
-        " embedding, i the output of layer i, `last` what the head reads; at most four",
+        " embedding, i the output of layer i, `last` what the output matrix reads; at most four",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
 
@@ -102,6 +102,6 @@ class VllmSettings(BaseSettings):
     )
     checked: bool = Field(
         True,
-        description="whether the start compares rows of logits with transformers' (plain weights"
-        " only); the host then computes one pass of the model",
+        description="whether the target at its start compares logits with those of transformers"
+        " (plain weights only); for that the host computes one pass of the model",
     )

@@ -62,6 +62,7 @@ class PeerSettings(BaseSettings):
     stage_floor_seconds: float = Field(
         2.0,
         gt=0,
-        description="shortest deadline of a stage. A stage gets five times the longest recent"
-        " time, at least this long and at most the bounds above",
+        description="shortest deadline of a stage. A stage's deadline is five times its longest"
+        " recent time, at least this value and at most OPEN_SECONDS, DRAFT_SECONDS or"
+        " VERIFY_SECONDS",
     )

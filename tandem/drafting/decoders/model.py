@@ -143,9 +143,8 @@ StopKey = Annotated[
     StopRule,
     Setting(
         "stop",
-        "where a draft ends: fixed (at its full depth), confidence (behind a token that the"
-        " drafter gives less than THRESHOLD), adaptive (likewise; each text learns the"
-        " threshold)",
+        "where a draft ends: fixed (at its full depth), confidence (after a token whose probability"
+        " is below THRESHOLD), adaptive (likewise; each text learns its threshold)",
     ),
 ]
 ThresholdKey = Annotated[

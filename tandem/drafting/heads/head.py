@@ -184,7 +184,7 @@ class OfHead(Recipe):
         Field(ge=1, le=_MOST_PROMPT),
         Setting(
             "prompt_tokens",
-            "the prompt's last tokens whose hidden states are read, by a head with a decoder layer",
+            "number of last prompt tokens whose hidden states a head with a decoder layer reads",
         ),
     ] = _PROMPT_TOKENS
     max_nodes: LargestTree = LARGEST_TREE

@@ -156,7 +156,11 @@ class OfPairs(OfHead):
 
     grow: Annotated[
         Literal["static", "confidence"],
-        Setting("grow", "what a draft's shape follows from: its size alone, or what was drawn"),
+        Setting(
+            "grow",
+            "what determines a draft's shape: static (its size alone) or confidence"
+            " (what was drawn)",
+        ),
     ] = "static"
     stop: StopKey = "fixed"
     threshold: ThresholdKey = THRESHOLD

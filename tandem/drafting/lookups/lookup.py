@@ -66,7 +66,7 @@ class LookupRecipe(Recipe):
         Field(ge=1, le=16),
         Setting(
             "lookup_ngram",
-            "longest n-gram of last tokens to look for, in tokens; shorter ones follow",
+            "length of the longest n-gram of last tokens to look for; shorter ones are tried next",
         ),
     ] = 3
     window: Annotated[

@@ -72,15 +72,16 @@ class RetrievalRecipe(Recipe):
         Field(min_length=1, max_length=3),
         Setting(
             "stores",
-            "where to look, the first with room first, comma separated: prompt (the text itself),"
-            " corpus (an index of texts), bigrams (of the index)",
+            "sources in order, comma separated; a later one fills what earlier ones leave of the"
+            " tree: prompt (the text itself), corpus (an index of texts), bigrams (of the index)",
         ),
     ] = ("prompt",)
     match: Annotated[
         int,
         Field(ge=1, le=64),
         Setting(
-            "match", "longest match of last tokens to look for, in tokens; shorter ones follow"
+            "match",
+            "length of the longest match of last tokens to look for; shorter ones are tried next",
         ),
     ] = 16
     window: Annotated[

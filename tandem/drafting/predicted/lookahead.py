@@ -125,8 +125,9 @@ class LookaheadRecipe(Recipe):
         Field(ge=0, le=64),
         Setting(
             "lookahead_window",
-            "columns of the window of guesses, whose (LOOKAHEAD_NGRAM - 1) rows the target computes"
-            " beside each draft; 0 has no window: drafts come from n-grams of the text alone",
+            "columns of the window of guesses; the target computes up to LOOKAHEAD_WINDOW x"
+            " (LOOKAHEAD_NGRAM - 1) further tokens with each draft. 0 has no window: drafts come"
+            " from n-grams of the text alone",
         ),
     ] = 7
     ngram: Annotated[
@@ -139,7 +140,7 @@ class LookaheadRecipe(Recipe):
         Field(ge=1, le=64),
         Setting(
             "lookahead_candidates",
-            "n-grams that are drafted at a time, and kept for each first token",
+            "most n-grams to draft in one round, and to keep for each first token",
         ),
     ] = 7
 

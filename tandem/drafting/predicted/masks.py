@@ -94,14 +94,14 @@ class MasksRecipe(Recipe):
         Field(ge=1, le=15),
         Setting(
             "masks",
-            "tokens to look ahead: extra embeddings of the target that are used; the"
-            " target computes count + 1 rows for each place of a draft",
+            "tokens to look ahead, and so extra embeddings of the target that are used; the target"
+            " computes one row more than that for each place of a draft",
         ),
     ] = 4
     top: Annotated[
         int,
         Field(ge=2, le=256),
-        Setting("masks_top", "likeliest tokens of each row that the target tells"),
+        Setting("masks_top", "how many of the likeliest tokens of each row the target sends"),
     ] = 64
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:

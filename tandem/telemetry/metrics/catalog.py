@@ -116,7 +116,8 @@ REQUESTS = Metric(
     "tandem.requests",
     MetricKind.COUNTER,
     "{request}",
-    "Requests that ended, each once, by gRPC status, with OK by finish reason, and by front",
+    "Requests that ended, each once, by gRPC status, by finish reason (if the status is OK) and by"
+    " API (front)",
     ("status", "finish_reason", "front"),
 )
 REQUESTS_ACTIVE = Metric(
@@ -158,16 +159,16 @@ WASTED_TOKENS = Metric(
     "tandem.spec_decode.wasted_tokens",
     MetricKind.COUNTER,
     "{token}",
-    "Draft tokens without use: of drafts that were never verified, because the target was lost or"
-    " the text had ended (undecided); or accepted beyond the text's end (behind_end)",
+    "Draft tokens without use, by reason: undecided (the draft was never verified, because the"
+    " target was lost or the text had ended) or behind_end (accepted beyond the text's end)",
     ("reason",),
 )
 DRAFTS_AHEAD = Metric(
     "tandem.drafts.ahead",
     MetricKind.COUNTER,
     "{draft}",
-    "Drafts for which others had been prepared while the target verified: the draft was ready"
-    " (hit), was being made (late), or was none of those that had been prepared (miss)",
+    "Drafts of rounds for which drafts had been prepared ahead, by outcome: ready (hit), still"
+    " being made (late), or not among those prepared (miss)",
     ("outcome",),
 )
 DRAFT_PAYLOAD = Metric(

@@ -255,7 +255,7 @@ _HEADS = (
     ),
     (
         "`medusa`",
-        "our own of multi-token prediction",
+        "Tandem's own, for multi-token prediction",
         "these keys, and `layer_config`, the configuration of a layer",
         "`blocks.HEAD.self_attn.*`, `.mlp.*` and the layer's norms",
     ),
@@ -293,7 +293,8 @@ Each architecture is tested with tiny random weights in float32:
   cover ragged batches with rollbacks, chunked prompts, and sequences longer than the window.
 - **Trees** of up to 16 random nodes, fed in two parts, give the same logits on every path. The
   tests cover windows shorter than a tree's depth, and decoding after an accepted path.
-- **Greedy text** through both engines equals `transformers`' `generate`, token for token.
+- **Greedy text** through a drafter's and a target's engine equals that of
+  `transformers`, token for token.
 
 | architecture | `model_type` | tested besides causal attention |
 |---|---|---|
@@ -307,7 +308,8 @@ Gemma 2, whose attention scores are capped, the service logs a warning and uses 
 models with sliding windows also run with torch.
 
 A checkpoint with `longrope` is served up to its original length, for instance 4,096 positions for
-Phi-3 with 128k. Beyond it, `transformers` would switch the frequencies of the whole batch.
+a Phi-3 checkpoint of 128k tokens. Beyond it, `transformers` would switch the frequencies of the
+whole batch.
 
 ## Heads
 
@@ -344,7 +346,8 @@ tree differ, it serves the model without trees. This check cannot find differenc
 12 tokens, such as sparse attention over long texts. Sliding windows are checked by configuration: a
 layer that is configured to slide must pass its window to the attention.
 
-Never tested: models with images or sound, quantised weights, and one model on several devices.
+Never tested: models with images or sound, quantised weights, and one model on several devices with
+Tandem's own engine.
 
 Next: [recipes](recipes.md) for drafting methods, [settings](settings.md) for back ends.
 """
