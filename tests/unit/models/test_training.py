@@ -66,6 +66,9 @@ def test_a_run_that_goes_on_ends_as_one_that_was_never_cut(
 
     monkeypatch.setattr(texts, "mixed", lambda *of: draw)
     monkeypatch.setattr(torch, "compile", compiled)
+    # Muon multiplies in bfloat16, which takes minutes without instructions for it.
+    orthogonal = "torch.optim._muon._zeropower_via_newtonschulz"
+    monkeypatch.setattr(orthogonal, lambda update, *of: update)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1.0)  # one each step
 
     def fit(place: Path) -> None:
