@@ -25,7 +25,7 @@ PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? c
 ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check audit load bench bench-peers bench-full bench-parts figures
+.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements mutants exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check audit load bench bench-peers bench-full bench-parts figures
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ requirements: setup ## Pin all dependencies anew, with hashes and without addres
 	  --output-file deploy/vllm.txt
 
 ##@ Prove it
+
+mutants: setup ## Mistakes in rules, draws and messages, one at a time: the tests must notice each (MUTANTS=block)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 exactness: setup ## The long statistical proof: 30,000 texts a case; resumes where it stopped (EXACTNESS='--only forest')
 	$(BIN)/python -m tests.exactness $(EXACTNESS)
