@@ -50,9 +50,7 @@ _TREE_KERNELS = "tests/unit/verification/test_kernels_trees.py"
 _DRAWS = "tests/unit/engine/test_draws.py"
 _NUMBERS = "tests/unit/speculation/test_randomness.py"
 _RUN_LAW = "tests/unit/target/test_run_law.py"
-_FAILOVER = "tests/unit/orchestrator/text/test_target_failover.py"
 _SUCCESSION = "tests/service/replicas/test_succession.py"
-_EMISSION = "tests/unit/orchestrator/text/test_emission.py"
 _GENERATE = "tests/service/requests/test_generate.py"
 _LAWS = "tests/system/serving/test_exactness.py"
 _TREE_LAWS = "tests/system/serving/test_trees.py"
@@ -219,7 +217,14 @@ MUTANTS = (
         "tandem/speculation/sampler.py",
         "if reached > point:",
         "if reached >= point:",
-        (_DRAWS, "tests/unit/speculation/test_distribution.py"),
+        (_KERNELS,),
+    ),
+    Mutant(
+        "draws: off by one weight, without the kernel",
+        "tandem/speculation/categorical.py",
+        "torch.searchsorted(sums, point[:, None], right=True)",
+        "torch.searchsorted(sums, point[:, None], right=False)",
+        ("tests/unit/speculation/test_draft.py",),
     ),
     Mutant(
         "draws: ids beyond the target's vocabulary",
@@ -262,7 +267,7 @@ MUTANTS = (
         "target_svc/run.py",
         "scorer, sequence, round_, Draft.certain(()), own_feedback=told",
         "scorer, sequence, 1, Draft.certain(()), own_feedback=told",
-        (_RUN_LAW, "tests/service/requests/test_plain_runs.py"),
+        ("tests/service/streams/test_runs.py",),
     ),
     Mutant(
         "target: a verdict's levels are not sent",
@@ -276,21 +281,21 @@ MUTANTS = (
         "orchestrator/text/target_failover.py",
         "self._carry = decided.carry",
         "self._carry = None",
-        (_FAILOVER, _SUCCESSION),
+        (_SUCCESSION,),
     ),
     Mutant(
         "orchestrator: a lost round's numbers are used again",
         "orchestrator/text/target_failover.py",
         "            await self._replace(lost)\n            self.round += 1\n",
         "            await self._replace(lost)\n",
-        (_FAILOVER,),
+        (_SUCCESSION,),
     ),
     Mutant(
         "orchestrator: numbers of rounds that were asked for ahead are used again",
         "orchestrator/text/target_failover.py",
         "self.round += self.ahead",
         "self.round += 0",
-        (_FAILOVER,),
+        ("tests/service/requests/test_plain_runs.py",),
     ),
     Mutant(
         "orchestrator: what was emitted is told twice",
@@ -304,14 +309,14 @@ MUTANTS = (
         "orchestrator/peers/verify_call.py",
         'expect("verdict.round", verdict.round, round_, round_)',
         'expect("verdict.round", verdict.round, 0, 2**63)',
-        ("tests/service/replicas/test_liar.py",),
+        ("tests/service/requests/test_contract.py",),
     ),
     Mutant(
         "orchestrator: text behind a stop string is sent",
         "orchestrator/text/stop_strings.py",
         'released, self._held = self._held[:at], ""',
         'released, self._held = self._held, ""',
-        (_EMISSION,),
+        ("tests/service/http/test_completions.py",),
     ),
 )
 
