@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ def _spin(folder: str) -> None:
 
 
 def _install(folder: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # and its installer with it
     uv = str(Path(sys.executable).with_name("uv"))
     wanted = [f"{package}=={version(package)}" for package in _PACKAGES]
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--reinstall"]

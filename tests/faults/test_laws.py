@@ -27,6 +27,7 @@ from tests.service.conftest import address_of, connect, start
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
+from tests.support.waiting import HANG_SECONDS
 
 TEXTS = {
     "target": 500,
@@ -132,13 +133,13 @@ async def served(
 
 
 async def plain(stub: Stub, asked: pb.Generation) -> list[int]:
-    reply = await stub.Complete(pb.CompleteRequest(generation=asked), timeout=60)
+    reply = await stub.Complete(pb.CompleteRequest(generation=asked), timeout=HANG_SECONDS)
     return list(reply.token_ids)
 
 
 async def resumed(stub: Stub, asked: pb.Generation) -> list[int]:
     """Broken off behind the first round, or the second, and gone on with."""
-    call = stub.Generate(pb.GenerateRequest(generation=asked), timeout=60)
+    call = stub.Generate(pb.GenerateRequest(generation=asked), timeout=HANG_SECONDS)
     rounds = 1 + asked.sampling.seed % 2
     async for reply in call:
         asked.received_token_ids.extend(token.id for token in reply.round.tokens)

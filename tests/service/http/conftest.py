@@ -23,6 +23,7 @@ from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import Stack, address_of, connect, start
+from tests.support.waiting import HANG_SECONDS
 
 
 @dataclass
@@ -70,13 +71,13 @@ async def serving_http(pair: tuple[Path, Path], **settings: Any) -> AsyncIterato
         )
         # Nothing is encrypted, so that no certificates need be read.
         http = await stack.enter_async_context(
-            httpx2.AsyncClient(base_url=f"http://{address}", timeout=60, verify=False)
+            httpx2.AsyncClient(base_url=f"http://{address}", timeout=HANG_SECONDS, verify=False)
         )
         client = openai.AsyncOpenAI(
             base_url=f"http://{address}/v1",
             api_key="none",
             max_retries=0,
-            timeout=60,
+            timeout=HANG_SECONDS,
             http_client=openai.DefaultAsyncHttpxClient(verify=False),
         )
         await stack.enter_async_context(client)

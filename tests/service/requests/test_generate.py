@@ -28,7 +28,7 @@ def generation(**changes: Any) -> pb.Generation:
 
 async def complete(stack: Stack, message: pb.Generation) -> pb.CompleteResponse:
     reply: pb.CompleteResponse = await stack.orchestrator.Complete(
-        pb.CompleteRequest(generation=message), timeout=30
+        pb.CompleteRequest(generation=message), timeout=HANG_SECONDS
     )
     return reply
 

@@ -40,7 +40,7 @@ def tracing() -> Iterator[None]:
 def fetch(port: int, accept: str = "application/openmetrics-text") -> str:
     """The endpoint's answer."""
     asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
-    with urllib.request.urlopen(asked, timeout=10) as reply:
+    with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as reply:
         text: str = reply.read().decode()
     return text
 

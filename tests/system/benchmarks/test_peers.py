@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.repository import ROOT
 
-pytestmark = pytest.mark.campaign
+RUN_SECONDS = 1800  # on a busy machine
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(RUN_SECONDS)]
 
-RUN_SECONDS = 400
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -27,7 +27,6 @@ def test_a_quick_run_with_tandem_and_transformers(tmp_path: Path) -> None:
         text=True,
         cwd=ROOT,
         env=ONE_THREAD,
-        timeout=RUN_SECONDS,
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(out.read_text())

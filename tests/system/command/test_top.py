@@ -17,6 +17,7 @@ from tandem.tools.cli.metrics_addresses import (
 )
 from tests.support.processes.ports import free_port
 from tests.support.repository import ROOT
+from tests.support.waiting import HANG_SECONDS
 from tests.unit.tools.watch.test_watch import orchestrator, serving, target
 
 
@@ -28,7 +29,7 @@ def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

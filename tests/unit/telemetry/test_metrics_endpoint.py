@@ -11,6 +11,7 @@ import pytest
 
 from tandem.telemetry.metrics.exposition import Exposition
 from tests.support.processes.refusals import refusal
+from tests.support.waiting import HANG_SECONDS
 from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
 pytestmark = pytest.mark.usefixtures("no_otel")
@@ -34,7 +35,9 @@ def test_clients_that_dribble_stop_neither_the_scrapes_nor_the_end() -> None:
     clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(3)]
     for client in clients:
         client.send(b"G")
-    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30) as reply:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{served.port}/metrics", timeout=HANG_SECONDS
+    ) as reply:
         assert b"tandem" in reply.read()
     for client in clients:
         client.send(b"E")
@@ -63,11 +66,11 @@ def test_a_client_that_says_nothing_does_not_stop_the_scrapes(
     try:
         with socket.create_connection(("127.0.0.1", served.port)):
             url = f"http://127.0.0.1:{served.port}/metrics"
-            with urllib.request.urlopen(url, timeout=30) as reply:
+            with urllib.request.urlopen(url, timeout=HANG_SECONDS) as reply:
                 assert b"tandem_rounds_total 3.0" in reply.read()
         posted = urllib.request.Request(url, data=b"x")
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(posted, timeout=30)
+            urllib.request.urlopen(posted, timeout=HANG_SECONDS)
     finally:
         served.stop()
 
@@ -83,7 +86,7 @@ def test_the_plain_format_has_no_exemplars_and_the_open_one_has() -> None:
             asked = urllib.request.Request(
                 f"http://{host}:{served.port}/metrics", headers={"Accept": accept}
             )
-            with urllib.request.urlopen(asked, timeout=30) as reply:
+            with urllib.request.urlopen(asked, timeout=HANG_SECONDS) as reply:
                 texts.append(reply.read().decode())
     finally:
         served.stop()

@@ -12,6 +12,7 @@ from tandem.errors import StartupError
 from tandem.telemetry.metrics.readers import metering_of
 from tandem.telemetry.tracing.ids import SpanIds
 from tests.support.repository import ROOT
+from tests.support.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.usefixtures("no_otel")
 
@@ -24,7 +25,7 @@ def test_where_nobody_reads_nothing_is_even_imported() -> None:
         "assert 'prometheus_client' not in sys.modules;"
         "assert 'opentelemetry.sdk.metrics' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(

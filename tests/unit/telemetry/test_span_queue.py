@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tandem.telemetry.tracing import spans
 from tandem.telemetry.tracing.export import SpanQueue, SpanWriter
 from tandem.telemetry.tracing.spans import Span
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_SECONDS, wait_until
 
 PLACES = 4
 
@@ -27,7 +27,7 @@ class Held(SpanExporter):
         self.taken: list[str] = []
 
     def export(self, records: Sequence[Any]) -> SpanExportResult:
-        assert self.may.acquire(timeout=60)
+        assert self.may.acquire(timeout=HANG_SECONDS)
         self.taken += [record.name for record in records]
         return SpanExportResult.SUCCESS
 

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.inference.vllm.other_ranks import free_address
 from tandem.inference.vllm.tether import Tether
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_SECONDS, wait_until
 
 
 def test_each_side_notices_that_the_other_is_gone() -> None:
@@ -20,9 +20,9 @@ def test_each_side_notices_that_the_other_is_gone() -> None:
     third.connect("127.0.0.1", port, 10)
     wait_until(lambda: len(first._open) == 3)
     third.close()
-    assert told.get(timeout=60) == "the machine 127.0.0.1 is gone"
+    assert told.get(timeout=HANG_SECONDS) == "the machine 127.0.0.1 is gone"
     first.close()
-    assert told.get(timeout=60) == "the machine 127.0.0.1 is gone"
+    assert told.get(timeout=HANG_SECONDS) == "the machine 127.0.0.1 is gone"
     second.close()
     assert told.empty()
 
