@@ -1,21 +1,13 @@
-"""Whether a model can be served: a check of its declared features, then of its logits."""
+"""Whether a model can be served, by its declared features; `check` compares its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, TandemError, first_line
-from tandem.inference.hidden_states import Layers, tapped
-from tandem.inference.output import PassOutput
 
-# Largest accepted difference of logits, as a share of their spread. Another order of summation
-# causes less; attention to wrong positions causes many times as much.
-_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -56,58 +48,6 @@ def max_positions(config: Any) -> int:
             # A longer text changes the frequencies for the whole batch.
             limit = min(limit, int(parameters["original_max_position_embeddings"]))
     return limit
-
-
-def plain_pass(
-    model: PreTrainedModel, token_ids: Sequence[int], of_layers: Layers = ()
-) -> PassOutput:
-    """All rows of one sequence by the model's own attention, without a cache.
-
-    Eager attention honours everything that a model asks for, such as soft caps.
-
-    Raises:
-        StartupError: the logits are not finite.
-    """
-    model.set_attn_implementation("eager")
-    tokens = torch.tensor([list(token_ids)], device=model.device)
-    with tapped(model, of_layers) as tap:
-        logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
-        rows = torch.arange(len(logits), device=model.device)
-        states = None if tap is None else tap.take(rows)
-    if not bool(logits.isfinite().all()):
-        raise StartupError(f"the model {name_of_model(model)} computes logits that are not finite")
-    return PassOutput(logits, states)
-
-
-def compare(model: PreTrainedModel, expected: PassOutput, found: PassOutput) -> None:
-    """Refuse a model whose rows in a ragged batch differ from a plain pass.
-
-    Raises:
-        StartupError: the model is refused; names the architecture and the difference.
-    """
-    if found.logits.shape != expected.logits.shape:
-        raise cannot_serve(model, "it does not compute the logits of chosen rows alone")
-    if not agrees(expected, found):
-        worst = _difference(expected, found)
-        raise cannot_serve(model, f"a ragged batch differs from a plain pass ({worst:.2g} std)")
-
-
-def agrees(expected: PassOutput, found: PassOutput) -> bool:
-    """Whether the rows differ by no more than the order of summation explains."""
-    return _difference(expected, found) <= _TOLERANCES.get(expected.logits.dtype, 1e-3)
-
-
-def _difference(expected: PassOutput, found: PassOutput) -> float:
-    """The largest difference of logits, or of a layer's hidden states, as a share of their spread;
-    NaN if one is NaN."""
-    pairs = [(expected.logits, found.logits)]
-    if expected.states is not None and found.states is not None:
-        pairs += zip(expected.states.unbind(1), found.states.unbind(1), strict=True)
-    shares = [
-        (ours.float() - theirs.float()).abs().max() / (ours.float().std() + 1e-6)
-        for ours, theirs in pairs
-    ]
-    return float(torch.stack(shares).max())
 
 
 def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:

@@ -83,6 +83,13 @@ class Tap:
             return None
         return stack_states([found[layer][0] for layer in self._layers], rows)
 
+    def whole(self) -> list[Tensor]:
+        """[B, T, width] of each layer, of all rows of the pass that was just computed; the pass is
+        forgotten."""
+        found = self._found.copy()
+        self._found.clear()
+        return [found[layer] for layer in self._layers]
+
     def close(self) -> None:
         """Take the hooks out."""
         for hook in self._hooks:
@@ -103,6 +110,14 @@ def tapped(model: PreTrainedModel, layers: Layers) -> Iterator[Tap | None]:
     finally:
         if tap is not None:
             tap.close()
+
+
+def blocks_of(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """A model's layers; none if they are not found."""
+    try:
+        return tuple(_parts(model)[1])
+    except StartupError:
+        return ()
 
 
 def _count(model: PreTrainedModel) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import structlog
@@ -12,37 +11,22 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
+from tandem.inference.check.plain import Plain, plain_rows
+from tandem.inference.check.probe import LONG, SHORT, probe, probe_tree, require_agreement
+from tandem.inference.check.texts import ProbeTexts
 from tandem.inference.choice.record import StartRecord
-from tandem.inference.compatibility import (
-    agrees,
-    cannot_serve,
-    compare,
-    max_positions,
-    name_of_model,
-    plain_pass,
-)
+from tandem.inference.compatibility import cannot_serve, max_positions, name_of_model
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.loading.checkpoint import sharing_weights
-from tandem.inference.output import PassOutput
 from tandem.inference.passes import one_call
-from tandem.inference.passes.backend import (
-    PROBE,
-    PROBE_TOKENS,
-    SIBLING,
-    Backend,
-    name_of,
-    probe,
-    probe_tree,
-)
+from tandem.inference.passes.backend import Backend, name_of
 from tandem.inference.passes.torch_layout import choose_layout
 from tandem.inference.passes.torch_llama import LlamaPass
 from tandem.inference.passes.torch_modules import ModulePass
 
 _log = structlog.get_logger(__name__)
 
-# Repetitions of the probe that reach into a third block of OpenVINO's cache, and a second tile's.
-_LONGER = 6
 # A pool is made this many times as large as its content, since extents are whole blocks.
 SPARE = 3
 
@@ -86,36 +70,45 @@ def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()
     """
     device, dtype = model.device, model.dtype
     together = one_call.worthwhile(device)
-    text = _text(model, _LONGER if together else 1)
-    expected, head = plain_pass(model, text, of_layers), text[: len(PROBE)]
-    sibling = plain_pass(model, SIBLING, of_layers)
+    texts = _texts(model, LONG if together else SHORT)
+    short = min(SHORT, len(texts.first))
     try:
-        own = LlamaPass if LlamaPass.fits(model) else ModulePass
-        compute = own(model, of_layers)
+        # Captured passes cannot be compared layer by layer.
+        tolerance = plain_rows(model, texts).logits.tolerance if together else 0.0
+        plain = plain_rows(model, texts, of_layers, by_layer=True)
+        fits = LlamaPass.fits(model)
+        compute = LlamaPass(model, of_layers) if fits else ModulePass(model, of_layers)
         if device.type == "cpu":
             choose_layout(compute)
-        pool = KVPool(PROBE_TOKENS)
-        backend = Backend("torch", dtype, compute, pool, device, of_layers=of_layers)
-        found = probe(backend, head)
+        backend = Backend(
+            "torch",
+            dtype,
+            compute,
+            KVPool(2 * short),
+            device,
+            _vocab_size(model),
+            of_layers=of_layers,
+            blocks=tuple(compute.blocks),
+        )
+        compared = probe(backend, plain, short)
     except StartupError:
         raise
     except Exception as error:  # a model's own code may raise anything
         raise cannot_serve(model, error) from error
-    compare(model, expected.first(len(head)), found)
+    require_agreement(model, compared)
     if together:
-        also = sibling if trees else None
-        backend = one_call.in_one_call(model, compute, of_layers, text, expected, also) or backend
-    _try_tree(model, backend, expected, sibling)
+        backend = one_call.in_one_call(model, backend, plain, trees) or backend
+        backend.tolerance = tolerance
+    _try_tree(model, backend, plain)
     return backend
 
 
-def _try_tree(
-    model: PreTrainedModel, backend: Backend, expected: PassOutput, sibling: PassOutput
-) -> None:
+def _try_tree(model: PreTrainedModel, backend: Backend, plain: Plain) -> None:
     """Make a back end refuse trees, with one warning, if siblings see each other in it."""
     try:
-        reason = "the branches of a tree differ from plain passes"
-        backend.takes_trees = agrees(*probe_tree(backend, expected, sibling))
+        compared = probe_tree(backend, plain)
+        reason = f"the branches of a tree differ from plain passes: {compared}"
+        backend.takes_trees = compared.holds
     except Exception as error:  # a model's own code, and a runtime's
         reason = f"{type(error).__name__}: {first_line(error)}"
         backend.takes_trees = False
@@ -146,12 +139,14 @@ def by_openvino(
         return None
     record.begin()
     try:
-        text = _text(model, _LONGER)
-        backend = _converted(model, 2 * SPARE * len(text), of_layers)
-        expected = _plain(model, text, of_layers)
-        compare(model, expected, probe(backend, text))
+        texts = _texts(model, LONG)
+        length = len(texts.first)
+        backend = _converted(model, 2 * SPARE * length, of_layers)
+        # From a copy, since another back end may be using the model's own modules.
+        plain = plain_rows(sharing_weights(model), texts, of_layers)
+        require_agreement(model, probe(backend, plain, length))
         if backend.takes_trees:
-            _try_tree(model, backend, expected, _plain(model, SIBLING, of_layers))
+            _try_tree(model, backend, plain)
     except Exception as error:  # not installed, cannot convert: OpenVINO may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("OpenVINO does not run this model, torch does", reason=reason)
@@ -160,14 +155,14 @@ def by_openvino(
     return backend
 
 
-def _text(model: PreTrainedModel, times: int) -> Sequence[int]:
-    """The probe repeated `times` times, cut at the model's longest text."""
-    return (PROBE * times)[: max_positions(model.config.get_text_config())]
+def _texts(model: PreTrainedModel, length: int) -> ProbeTexts:
+    """The texts of the probe, cut at the model's longest text."""
+    at_most = max_positions(model.config.get_text_config())
+    return ProbeTexts.of(_vocab_size(model), min(length, at_most))
 
 
-def _plain(model: PreTrainedModel, text: Sequence[int], of_layers: Layers) -> PassOutput:
-    """Plain rows from a copy, since another back end may be using the model's own modules."""
-    return plain_pass(sharing_weights(model), text, of_layers)
+def _vocab_size(model: PreTrainedModel) -> int:
+    return int(model.config.get_text_config().vocab_size)
 
 
 def openvino_threads() -> int:
@@ -198,6 +193,7 @@ def _converted(model: PreTrainedModel, positions: int, of_layers: Layers) -> Bac
         compute,
         pool,
         model.device,
+        _vocab_size(model),
         of_layers=of_layers,
         feeds_again=True,
     )

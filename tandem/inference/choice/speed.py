@@ -10,9 +10,11 @@ from typing import Any
 
 import structlog
 
+from tandem.inference.check.probe import Computes
+from tandem.inference.check.texts import ordinary_tokens
 from tandem.inference.choice.candidates import SPARE
 from tandem.inference.feed import Feed
-from tandem.inference.passes.backend import Backend, Computes, some_tokens
+from tandem.inference.passes.backend import Backend
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
@@ -79,7 +81,7 @@ def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> li
                 if cache is None or (found and time.perf_counter() > until):
                     return found
                 caches.append(cache)
-                backend.forward([Feed(cache, some_tokens(context), 0)])
+                backend.forward([Feed(cache, ordinary_tokens(backend.vocab_size, context), 0)])
             for rows in shapes:
                 if found and time.perf_counter() > until:
                     return found  # all levels have the same rows
@@ -117,7 +119,7 @@ def _begun(backend: Backend, count: int) -> list[Any]:
     """Sequences with some context each."""
     caches = [backend.pool.reserve(_CONTEXT + _MOST_ROWS) for _ in range(count)]
     for cache in caches:
-        backend.forward([Feed(cache, some_tokens(_CONTEXT), 0)])
+        backend.forward([Feed(cache, ordinary_tokens(backend.vocab_size, _CONTEXT), 0)])
     return caches
 
 
@@ -125,10 +127,17 @@ def _timed(
     backend: Computes, caches: Sequence[Any], rows: Sequence[int], context: int = _CONTEXT
 ) -> float:
     """Seconds of passes of some rows of each sequence, which are then forgotten."""
+    fed = [
+        [
+            Feed(cache, ordinary_tokens(backend.vocab_size, count, seed), count)
+            for seed, cache in enumerate(caches, 1)
+        ]
+        for count in rows
+    ]
     with backend.busy:  # not timed: waiting for a pass that serves
         started = time.perf_counter()
-        for count in rows:
-            output = backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])
+        for feeds in fed:
+            output = backend.forward(feeds)
         output.logits[-1:].cpu()  # a device has computed when it can be read
         spent = time.perf_counter() - started
     for cache in caches:

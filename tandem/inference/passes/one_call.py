@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import structlog
 import torch
@@ -11,12 +10,13 @@ from transformers import PreTrainedModel
 
 from tandem.errors import first_line
 from tandem.inference.batch.tiles import BLOCK, FEW
-from tandem.inference.compatibility import compare, max_positions
+from tandem.inference.check.plain import Plain
+from tandem.inference.check.probe import SHORT, probe, probe_tree, require_agreement
+from tandem.inference.check.texts import ordinary_tokens
+from tandem.inference.compatibility import max_positions
 from tandem.inference.feed import Feed
-from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.output import PassOutput
-from tandem.inference.passes.backend import PROBE, Backend, Pass, probe, probe_tree, some_tokens
+from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)
 
@@ -34,23 +34,16 @@ def worthwhile(device: torch.device) -> bool:
 
 
 def in_one_call(
-    model: PreTrainedModel,
-    compute: Pass,
-    of_layers: Layers,
-    text: Sequence[int],
-    expected: PassOutput,
-    sibling: PassOutput | None = None,
+    model: PreTrainedModel, plain_calls: Backend, plain: Plain, trees: bool
 ) -> Backend | None:
     """A back end whose attention takes all sequences of a batch at once.
 
     Args:
         model: to compute.
-        compute: its pass.
-        of_layers: whose hidden states the pass gives.
-        text: longer than a block, if the model allows it.
-        expected: plain rows of `text`.
-        sibling: plain rows of `SIBLING`, if sequences may have branches; with None, batches with
-            branches take one call per sequence.
+        plain_calls: the same pass with a call for each sequence.
+        plain: the model's own rows, of texts that are longer than a block if the model allows it.
+        trees: whether sequences may have branches; if not, batches with branches take one call per
+            sequence.
 
     Returns:
         The back end; None, and one warning, if that fails: flex attention takes no heads smaller
@@ -61,24 +54,27 @@ def in_one_call(
         backend = Backend(
             "torch",
             model.dtype,
-            compute,
+            plain_calls.compute,
             pool,
             model.device,
-            of_layers=of_layers,
+            plain_calls.vocab_size,
+            of_layers=plain_calls.of_layers,
+            blocks=plain_calls.blocks,
             in_one_call=True,
         )
-        for part in (text[: len(PROBE)], text):
-            compare(model, expected.first(len(part)), probe(backend, part))
+        length = len(plain.texts.first)
+        for part in (min(SHORT, length), length):
+            require_agreement(model, probe(backend, plain, part))
         at_most = max_positions(model.config.get_text_config()) - 1
         _compile(backend, at_most)
     except Exception as error:  # the compiler may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("attention takes one call a text and layer, not one a layer", reason=reason)
         return None
-    if sibling is not None:
+    if trees:
         try:
             backend.branches_in_one_call = True
-            compare(model, *probe_tree(backend, expected, sibling))
+            require_agreement(model, probe_tree(backend, plain))
             _compile(backend, at_most, branches=True)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -102,12 +98,14 @@ def _compile(backend: Backend, at_most: int, branches: bool = False) -> None:
         caches = [backend.pool.reserve(length + 1) for length in lengths]
         for fed in (lengths, [1] * count):
             feeds = [
-                Feed(cache, some_tokens(rows), 1) for cache, rows in zip(caches, fed, strict=True)
+                Feed(cache, ordinary_tokens(backend.vocab_size, rows), 1)
+                for cache, rows in zip(caches, fed, strict=True)
             ]
             backend.forward(feeds)
         for rows in (2, short) if branches else ():
             for cache in caches:
                 cache.rollback(max(0, cache.length - rows))
-            backend.forward([Feed(c, some_tokens(rows), 1, (0,) * rows) for c in caches])
+            tokens = ordinary_tokens(backend.vocab_size, rows)
+            backend.forward([Feed(c, tokens, 1, (0,) * rows) for c in caches])
         for cache in caches:
             backend.pool.release(cache)

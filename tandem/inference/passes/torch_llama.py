@@ -35,6 +35,9 @@ class LlamaPass(nn.Module):
     Args:
         model: one that `fits`; its own layers are empty afterwards.
         of_layers: whose hidden states it can give.
+
+    Attributes:
+        blocks: its layers.
     """
 
     def __init__(self, model: PreTrainedModel, of_layers: Layers = ()) -> None:
@@ -48,10 +51,10 @@ class LlamaPass(nn.Module):
         self._rotations = Rotations(
             inner.rotary_emb, max_positions(model.config), self._embedding.device
         )
-        self.layers = nn.ModuleList()
+        self.blocks = nn.ModuleList()
         self._attend: list[bool] = []
         while inner.layers:  # one by one, so that no two copies of the model exist
-            self.layers.append(LlamaLayer(inner.layers[0]))
+            self.blocks.append(LlamaLayer(inner.layers[0]))
             self._attend.append(inner.layers[0].self_attn is not None)
             del inner.layers[0]
 
@@ -82,7 +85,7 @@ class LlamaPass(nn.Module):
         rotation = self._rotations.of(batch)
         found = {0: states} if self._of_layers else {}
         attentions = 0
-        for number, layer in enumerate(self.layers, 1):
+        for number, layer in enumerate(self.blocks, 1):
             states = layer(states, rotation, batch, pool, attentions)
             attentions += self._attend[number - 1]
             if number in self._of_layers:
@@ -91,8 +94,8 @@ class LlamaPass(nn.Module):
         logits: Tensor = self.head(self._norm(wanted))
         if batch.states is None:
             return PassOutput(logits)
-        if len(self.layers) + 1 in self._of_layers:
-            found[len(self.layers) + 1] = self._norm(states)
+        if len(self.blocks) + 1 in self._of_layers:
+            found[len(self.blocks) + 1] = self._norm(states)
         chosen = [found[layer] for layer in self._of_layers]
         return PassOutput(logits, stack_states(chosen, batch.states))
 

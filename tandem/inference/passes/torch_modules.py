@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tandem.errors import Unsupported
 from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
-from tandem.inference.hidden_states import Layers, Tap
+from tandem.inference.hidden_states import Layers, Tap, blocks_of
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.output import PassOutput
 
@@ -28,11 +28,15 @@ class ModulePass(nn.Module):
     Args:
         model: its attention implementation is set.
         of_layers: whose hidden states it can give.
+
+    Attributes:
+        blocks: its layers; none if they are not found.
     """
 
     def __init__(self, model: PreTrainedModel, of_layers: Layers = ()) -> None:
         super().__init__()
         self._tap = Tap(model, of_layers) if of_layers else None
+        self.blocks = blocks_of(model)
         # The first pass checks that no layer needs more than `attend` does.
         self._checked = False
         self._model = model

@@ -9,16 +9,15 @@ from typing import Any, cast
 
 import structlog
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
-from tandem.inference.compatibility import agrees
 from tandem.inference.description import Description
 from tandem.inference.feed import Drawn, Feed, listed
 from tandem.inference.loading.checkpoint import device_of
 from tandem.inference.output import PassOutput
-from tandem.inference.passes.backend import probe
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
 from tandem.inference.vllm.other_ranks import OtherRanks, free_address
@@ -37,12 +36,14 @@ class VllmModel(Description):
         device: of rank 0.
         pass_times: as `measure` found them; before it, none.
         of_layers: hidden states are not given.
+        blocks: its layers are not compared one by one.
         improving: nothing else is tried.
         takes_trees: rows of a sequence are a chain.
         busy: nothing else uses it while it is measured.
     """
 
     of_layers: tuple[int, ...] = ()
+    blocks: Sequence[nn.Module] = ()
     improving = False
     takes_trees = False
     engine = "vllm"
@@ -110,12 +111,12 @@ class VllmModel(Description):
         """Raises StartupError if rows differ from the plain ones."""
         if reference.expected is None:
             return
+        length = len(reference.expected.texts.first)
         with torch.inference_mode():
-            found = probe(self, reference.text)
-        found = PassOutput(found.logits.to("cpu"))
-        if not agrees(reference.expected, found):
+            compared = probe(self, reference.expected, length)
+        if not compared.holds:
             raise StartupError(
-                f"vLLM computes other logits for {self.name} than transformers;"
+                f"vLLM computes other logits for {self.name} than transformers: {compared};"
                 " TANDEM_TARGET_VLLM_CHECKED=false serves it all the same"
             )
 

@@ -15,17 +15,17 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.compatibility import check_rewind, max_positions, plain_pass
+from tandem.inference.check.plain import Plain, plain_rows
+from tandem.inference.check.texts import ProbeTexts
+from tandem.inference.compatibility import check_rewind, max_positions
 from tandem.inference.fingerprint import Fingerprints, digest, fingerprints, tokenizer_fingerprint
 from tandem.inference.loading.checkpoint import read_model, read_tokenizer
-from tandem.inference.output import PassOutput
-from tandem.inference.passes.backend import PROBE
 from tandem.inference.vllm.arguments import VllmOptions
 
 _log = structlog.get_logger(__name__)
 
-# Repetitions of the probe that reach into a second block of vLLM's cache on a CPU (128 positions).
-_LONGER = 12
+# Tokens of the probe: they reach into a second block of vLLM's cache on a CPU (128 positions).
+_LENGTH = 144
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,13 @@ class Reference:
         model: on the host; only its configuration is used once vLLM is loaded.
         tokenizer: of it; None without one.
         hashes: of it; another quantisation is another model, of the same weights.
-        text: that is probed.
-        expected: plain rows of the text; None where vLLM's may differ from them.
+        expected: plain rows of the probe's texts; None where vLLM's may differ from them.
     """
 
     model: PreTrainedModel
     tokenizer: Any
     hashes: Fingerprints
-    text: tuple[int, ...]
-    expected: PassOutput | None
+    expected: Plain | None
 
 
 def config_of(model: str) -> Any:
@@ -92,14 +90,15 @@ def reference_of(options: VllmOptions, dtype: str) -> Reference:
         # Another law, of the same weights.
         law = json.dumps([hashes.model, options.quantization, options.further], default=str)
         hashes = Fingerprints(hashlib.sha256(law.encode()).hexdigest(), hashes.weights)
-    text = (PROBE * _LONGER)[: min(max_positions(plain.config.get_text_config()), options.longest)]
     expected = None
     if quantized or options.quantization:
         _log.info("quantised logits are not compared with plain ones")
     elif options.checked:
+        config = plain.config.get_text_config()
+        length = min(_LENGTH, max_positions(config), options.longest)
         with torch.inference_mode():
-            expected = plain_pass(plain, text)
-    return Reference(plain, tokenizer, hashes, text, expected)
+            expected = plain_rows(plain, ProbeTexts.of(int(config.vocab_size), length))
+    return Reference(plain, tokenizer, hashes, expected)
 
 
 def _outline(model: str) -> PreTrainedModel:

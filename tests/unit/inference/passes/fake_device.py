@@ -141,6 +141,7 @@ def host(
             compute,
             pool,
             self.device,
+            self.vocab_size,
             of_layers=layers,
             in_one_call=in_one_call,
         )

@@ -165,7 +165,7 @@ def test_the_matrix_and_the_start_catch_mutants(
         mutant(patch)
         with pytest.raises(StartupError, match="differs from a plain pass"):
             Decoder(build(row), row.name)
-        patch.setattr("tandem.inference.choice.candidates.compare", lambda *_: None)
+        patch.setattr("tandem.inference.choice.candidates.require_agreement", lambda *_: None)
         assert worst_difference(row) > 100 * TOLERANCE
 
 

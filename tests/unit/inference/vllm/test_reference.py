@@ -24,7 +24,7 @@ def test_it_is_the_model_of_other_engines(checkpoint: Path) -> None:
     found = reference_of(VllmOptions(str(checkpoint)), "float32")
     assert found.hashes == fingerprints(read_model(str(checkpoint), "cpu", "float32"), "")
     assert found.expected is not None
-    assert found.expected.logits.shape == (144, VOCAB_SIZE)
+    assert found.expected.logits.rows.shape == (2, 144, VOCAB_SIZE)
 
 
 def test_the_text_fits_into_a_sequence_and_a_pass(checkpoint: Path) -> None:
@@ -32,7 +32,9 @@ def test_the_text_fits_into_a_sequence_and_a_pass(checkpoint: Path) -> None:
         VllmOptions(str(checkpoint), max_length=100),
         VllmOptions(str(checkpoint), largest_pass=100),
     ):
-        assert len(reference_of(options, "float32").text) == 100
+        found = reference_of(options, "float32")
+        assert found.expected is not None
+        assert len(found.expected.texts.first) == 100
 
 
 def test_what_changes_the_logits_is_another_law_of_the_same_weights(checkpoint: Path) -> None:
