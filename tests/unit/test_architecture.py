@@ -24,7 +24,7 @@ MOST_MODULES, MOST_LINES = 12, 500
 # The rooms of a folder from the bottom up: each may see those before it, and no other one.
 ROOMS = {
     "orchestrator": ("text", "sizes", "peers", "replicas", "front"),
-    "tandem.inference": ("kv", "batch", "passes", "openvino", "choice", "vllm"),
+    "tandem.inference": ("kv", "check", "batch", "passes", "openvino", "choice", "vllm"),
     "tandem.tools.traces": ("read", "analysis", "prediction", "show"),
     "tandem.tools.planning": ("measured", "simulation"),
     "tandem.tools": ("traces", "watch", "local", "load", "planning", "cli"),

@@ -166,6 +166,9 @@ def _structure(model: PreTrainedModel) -> PreTrainedModel:
     if hasattr(copied, "set_experts_implementation"):
         with contextlib.suppress(ValueError):  # the model has none
             copied.set_experts_implementation("batched_mm")  # others depend on their data
+    for module in copied.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # of gradients alone; its check depends on a traced size
     return copied
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.batch import attention
-from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.decoder import Decoder
 from tandem.inference.passes import torch_llama as llama
 from tandem.inference.passes.torch_llama import LlamaPass
@@ -42,6 +39,12 @@ from tests.support.models.parity import (
     worst_difference,
     worst_with_states,
 )
+from tests.support.models.planted import (
+    Mistake,
+    count_positions_along_the_batch,
+    forget_causality,
+    widen_the_window,
+)
 from tests.support.models.tiny import Text, make_drafter, make_target, running, speculate
 
 pytestmark = pytest.mark.real_time  # the engine has its thread
@@ -51,7 +54,6 @@ NEW_TOKENS = 16
 ROPE = {"rope_theta": 10000.0, "factor": 2.0}
 
 every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
-Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 @every_architecture
@@ -104,34 +106,6 @@ def test_plain_operators_are_as_good_in_half_precision(model_type: str) -> None:
     assert 0 < ours < 1.2 * of_modules
 
 
-def forget_causality(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PackedBatch, "mask", lambda *_: None)
-
-
-def widen_the_window(patch: pytest.MonkeyPatch) -> None:
-    """By one position, once the probe at start has passed."""
-    right: Any = attention._attend_one
-
-    def wrong(*args: Any) -> Tensor:
-        *first, window, softcap = args
-        out: Tensor = right(*first, None if window is None else window + 1, softcap)
-        return out
-
-    patch.setattr(attention, "_attend_one", wrong)
-
-
-def count_positions_along_the_batch(patch: pytest.MonkeyPatch) -> None:
-    """As a model does that is not given, or does not honour, its position ids."""
-    right = PackedBatch.of.__func__  # type: ignore[attr-defined]
-
-    def wrong(cls: type[PackedBatch], *args: Any) -> PackedBatch:
-        batch: PackedBatch = right(cls, *args)
-        batch.positions = torch.arange(batch.token_ids.shape[1])[None]
-        return batch
-
-    patch.setattr(PackedBatch, "of", classmethod(wrong))
-
-
 # Masks are made alike for all: plain lists of operators and modules, with a window and without.
 MASKED = ("llama", "mistral", "gemma2", "gpt2")
 
@@ -139,7 +113,7 @@ MASKED = ("llama", "mistral", "gemma2", "gpt2")
 def mutants() -> list[Any]:
     """Positions and windows reach each architecture by its own code; those that are alike are tried
     in a campaign."""
-    found: list[tuple[Architecture, Mutant]] = []
+    found: list[tuple[Architecture, Mistake]] = []
     for row in SUPPORTED:
         found.append((row, count_positions_along_the_batch))
         if row.slides:
@@ -159,7 +133,7 @@ def mutants() -> list[Any]:
 
 @pytest.mark.parametrize(("row", "mutant"), mutants())
 def test_the_matrix_and_the_start_catch_mutants(
-    row: Architecture, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+    row: Architecture, mutant: Mistake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         mutant(patch)
