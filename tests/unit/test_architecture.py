@@ -142,7 +142,7 @@ def test_scheduling_model_and_serving_are_apart() -> None:
     below = {
         "vocabulary": set(),
         "retrieval": {"errors", "vocabulary"},
-        "inference": {"speculation", "errors", "profile", "vocabulary"},
+        "inference": {"speculation", "errors", "profile", "vocabulary", "checkpoint_folder"},
         "shaping": {"speculation", "errors"},
         "engine": {"inference", "shaping", "speculation", "verification"}
         | {"telemetry", "errors", "profile"},
@@ -192,7 +192,7 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     stubs = {"drafter", "target", "orchestrator", "common"}
     # `drafting` for its table of methods, which the command's help names.
     seen_by_tools = {"__version__", "drafting", "errors", "failure", "rpc", "settings", "telemetry"}
-    seen_by_tools |= {"client", "retrieval", "vocabulary"}
+    seen_by_tools |= {"client", "retrieval", "vocabulary", "checkpoint_folder"}
     seen_by_tools |= stubs
     assert seen_from("tandem.tools", "tandem") <= seen_by_tools
     for room in ("traces", "planning"):

@@ -32,6 +32,9 @@ from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)
 
+# Less is no reason to take twice the memory.
+_SLOW = 1.5
+
 EngineName = Literal["auto", "torch", "openvino"]
 
 
@@ -132,6 +135,13 @@ def choose_backend(
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
         return BackendChoice(by_torch(model, trees, of_layers))
+    slower = speed.times_as_slow(model)
+    if slower > _SLOW:
+        _log.warning(
+            f"this CPU computes {str(model.dtype).removeprefix('torch.')} more slowly than float32;"
+            " DTYPE=float32 is faster, for twice the memory",
+            times_as_slow=round(slower, 1),
+        )
     ways = _ways(engine, model.dtype, drafts)
     record = StartRecord(model, torch.get_num_threads(), engine, drafts, *of_layers)
     first = {str(way): way for way in ways}.get(record.best, ways[0])

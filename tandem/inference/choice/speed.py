@@ -9,6 +9,10 @@ from statistics import median
 from typing import Any
 
 import structlog
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from tandem.inference.check.probe import Computes
 from tandem.inference.check.texts import ordinary_tokens
@@ -28,6 +32,8 @@ _CONTEXT = 64
 _MOST_ROWS = 17
 _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
+# As wide as no layer is, and vocabularies are.
+_HEAD = 32_000
 # A profile: sequences in a pass, each with as many rows; more sequences only if there is
 # time. A small model on a CPU takes half of it; a large one is loaded for far longer.
 _SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
@@ -92,6 +98,33 @@ def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> li
     finally:
         for cache in caches:
             backend.pool.release(cache)
+
+
+def times_as_slow(model: PreTrainedModel) -> float:
+    """How many times as long a model's largest layer takes in its dtype as in float32.
+
+    Args:
+        model: on a CPU.
+    """
+    layers = [part for part in model.modules() if type(part) is nn.Linear]
+    if not layers or model.dtype == torch.float32:
+        return 1.0
+    weight = max((layer.weight for layer in layers), key=_inner_size).detach()
+    times = []
+    for own in (weight, weight.float()):
+        rows = torch.ones(_ROWS[1], own.shape[1], dtype=own.dtype)
+        spent = []
+        for _ in range(1 + _REPEATS):
+            started = time.perf_counter()
+            linear(rows, own)
+            spent.append(time.perf_counter() - started)
+        times.append(min(spent[1:]))
+    return times[0] / times[1]
+
+
+def _inner_size(weight: Tensor) -> int:
+    """Of a layer; the head, which is as wide as the vocabulary, is last."""
+    return weight.numel() if max(weight.shape) < _HEAD else 0
 
 
 def is_whole(passes: Sequence[PassTime]) -> bool:

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from tandem.checkpoint_folder import gguf_advice
 from tandem.errors import StartupError, first_line
 
 # transformers patches its own classes while it loads; two threads must not do that at once.
@@ -39,11 +40,14 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
     else:
         wanted = _DTYPES[dtype]
     # For a missing directory, transformers would complain about a malformed hub id.
-    if os.path.isabs(model) and not (Path(model) / "config.json").is_file():
-        raise StartupError(
-            f"cannot load the model {model!r}: there is no {model}/config.json; mount the model"
-            " there, or set MODEL to where it is"
-        )
+    if not (Path(model) / "config.json").is_file():
+        if advice := gguf_advice(model):
+            raise StartupError(f"cannot load the model {model!r}: {advice}")
+        if os.path.isabs(model):
+            raise StartupError(
+                f"cannot load the model {model!r}: there is no {model}/config.json; mount the model"
+                " there, or set MODEL to where it is"
+            )
     try:
         config = AutoConfig.from_pretrained(model, **_AS_DATA)
         with _LOADING:

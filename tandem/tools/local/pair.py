@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.checkpoint_folder import gguf_advice
 from tandem.drafting.choice.head_folder import feedback_of, method_of
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
@@ -32,10 +33,8 @@ def located(service: str, model: str) -> str:
     if not is_path and _HUB_ID.fullmatch(model):
         return model
     if not os.path.isfile(os.path.join(folder, "config.json")):
-        raise Misconfigured(
-            f"{service}: cannot load the model {model!r}: no directory of that name has a"
-            " config.json"
-        )
+        reason = gguf_advice(folder) or "no directory of that name has a config.json"
+        raise Misconfigured(f"{service}: cannot load the model {model!r}: {reason}")
     return folder
 
 

@@ -61,10 +61,10 @@ def source_lines(count: int) -> list[str]:
     return [f"{line}\n" for line in picked[::step]][:count]
 
 
-def references(texts: list[str], tokens: int) -> list[Reference]:
+def references(texts: list[str], tokens: int, target: Path = TARGET) -> list[Reference]:
     """Greedy decoding of the target alone, in float32."""
-    tokenizer = AutoTokenizer.from_pretrained(TARGET)
-    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     found = []
     for text in texts:
         prompt = tokenizer(text).input_ids
@@ -84,7 +84,12 @@ def references(texts: list[str], tokens: int) -> list[Reference]:
 
 
 async def texts_of(
-    address: str, wanted: list[Reference], tokens: int, verifier: str, gamma: int
+    address: str,
+    wanted: list[Reference],
+    tokens: int,
+    verifier: str,
+    gamma: int,
+    max_nodes: int | None = None,
 ) -> list[list[int]]:
     """Texts of the services for the same prompts at temperature 0, eight at a time."""
     places = asyncio.Semaphore(8)
@@ -93,7 +98,12 @@ async def texts_of(
         stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub, prompt: list[int]
     ) -> list[int]:
         message = generation(
-            prompt, max_new_tokens=tokens, temperature=0, verifier=verifier, gamma=gamma
+            prompt,
+            max_new_tokens=tokens,
+            temperature=0,
+            verifier=verifier,
+            gamma=gamma,
+            max_nodes=max_nodes,
         )
         async with places:
             reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=300)

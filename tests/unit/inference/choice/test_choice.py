@@ -53,6 +53,12 @@ def test_what_it_cannot_do_is_one_warning_and_the_torch_pass() -> None:
     assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
 
 
+def test_a_padding_token_is_no_obstacle() -> None:
+    """Most published models have one; the embedding's own check of it cannot be traced."""
+    decoder, warnings = load(build(SMALL, pad_token_id=2))
+    assert (decoder.engine, warnings) == ("openvino", [])
+
+
 def not_installed(patch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
         if name.startswith(("openvino", "tandem.inference.openvino")):

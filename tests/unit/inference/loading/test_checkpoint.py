@@ -9,13 +9,29 @@ import pytest
 import torch
 
 from tandem.errors import StartupError
+from tandem.failure import Misconfigured
 from tandem.inference.loading.checkpoint import read_model, read_tokenizer
+from tandem.tools.local.pair import located
 from tests.support.models.tiny import save_random_llama
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save_random_llama(tmp_path / "model", 1)
+
+
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_a_gguf_file_alone_is_refused_with_what_to_do(named: str, tmp_path: Path) -> None:
+    """By a service, and by `tandem up` before it starts one."""
+    file = tmp_path / "own" / "model.Q4_1.gguf"
+    file.parent.mkdir()
+    file.touch()
+    model = str(file if named == "file" else file.parent)
+    advice = rf"GGUF file.*from_pretrained\('{file.parent}', gguf_file='{file.name}'\)"
+    with pytest.raises(StartupError, match=advice):
+        read_model(model, "cpu", "float32")
+    with pytest.raises(Misconfigured, match=advice):
+        located("target", model)
 
 
 class Program:
