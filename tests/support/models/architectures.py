@@ -343,8 +343,9 @@ Other models are refused for the same reasons:
 A service checks any other decoder at its start. It feeds 24 tokens in one plain pass, and then as a
 ragged batch with a rollback. If a layer differs by more than the model's own noise explains, it
 refuses the model, and says which layers, which rows, and by how much. If only a small tree differs,
-it serves the model without trees. This check cannot find differences that begin after 24 tokens, such as sparse attention over long texts. Sliding windows are checked by configuration: a
-layer that is configured to slide must pass its window to the attention.
+it serves the model without trees. This check cannot find differences that begin after 24 tokens,
+such as sparse attention over long texts. Sliding windows are checked by configuration: a layer that
+is configured to slide must pass its window to the attention.
 
 Never tested: models with images or sound, quantised weights, and one model on several devices with
 Tandem's own engine.

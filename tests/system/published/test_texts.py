@@ -75,11 +75,13 @@ def test_greedy_texts_in_float32(
     if inside:
         target["DRAFTS"] = drafter.get("METHOD", "model")
     nodes = 16 if name == "tree" else None
+    # All prompts where drafts are cheap, and by a tree; else a fifth of them.
+    own = wanted if name in ("lookup", "tree") and not inside else wanted[::5]
     with trio(
         tmp_path, drafter=drafter, target=target, orchestrator=PATIENT, inside=inside
     ) as services:
-        for gamma in (4, 16) if inside else (0, 4, 16):
-            assert not differing(wanted, texts(services, wanted, gamma, nodes)), gamma
+        for gamma in (0, 4, 16) if name == "lookup" else (4, 16):
+            assert not differing(own, texts(services, own, gamma, nodes)), gamma
 
 
 def test_greedy_texts_by_openvino_leave_at_near_ties_alone(
