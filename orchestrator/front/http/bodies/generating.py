@@ -22,6 +22,8 @@ from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
 from tandem.speculation.request.sampling import MAX_SEED, Sampling
 from tandem.speculation.request.shaping import MOST_BIASED, Shaping
 
+# A seed for which one is drawn.
+_DRAWN = -1
 # Of a token id.
 _DIGITS = 10
 _MOST_STOPS = 64
@@ -87,7 +89,7 @@ class Generating(Body):
     top_p: float | None = None
     top_k: int | None = Field(None, lt=2**32)
     min_p: float | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=_DRAWN, le=MAX_SEED)] | None = None
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -165,11 +167,15 @@ class Generating(Body):
             # Other servers say -1 where all tokens are kept.
             "top_k": 0 if self.top_k == -1 else self.top_k,
         }
-        seed = new_seed() if self.seed is None else self.seed + choice
+        # Other servers say -1 where they draw a seed. The last one is followed by the first.
+        if self.seed is None or self.seed == _DRAWN:
+            seed = new_seed()
+        else:
+            seed = (self.seed + choice) % (MAX_SEED + 1)
         try:
             sampling = Sampling(
                 **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-                seed=seed & MAX_SEED,
+                seed=seed,
                 shaping=self._shaping(),
             )
         except ValueError as error:
