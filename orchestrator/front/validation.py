@@ -367,7 +367,8 @@ class Validator:
             room = drafted
         count = request.max_new_tokens
         if count is None:
-            count = min(self.max_new_tokens, max(room, 1))
+            default = request.default_new_tokens or self.max_new_tokens
+            count = min(max(default, request.sampling.shaping.min_tokens), max(room, 1))
         if count > room:
             raise InvalidRequest(
                 f"max_new_tokens: {prompt_tokens} prompt tokens and {count} new ones"

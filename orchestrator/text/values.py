@@ -23,6 +23,8 @@ class Request:
         chat: messages with their role and content, for the target's template.
         request_id: for logs and traces.
         max_new_tokens: the most tokens to generate.
+        default_new_tokens: the same where `max_new_tokens` is None; it is cut to the room that a
+            sequence has. None takes the orchestrator's.
         ignore_eos: go on past end-of-text tokens.
         stop_token_ids: end the text like an end-of-text token.
         stop_strings: end the text where one first occurs.
@@ -42,6 +44,7 @@ class Request:
     prompt_ids: Sequence[int] = ()
     request_id: str = ""
     max_new_tokens: int | None = None
+    default_new_tokens: int | None = None
     ignore_eos: bool = False
     stop_token_ids: Sequence[int] = ()
     stop_strings: Sequence[str] = ()

@@ -34,12 +34,12 @@ class CompletionBody(Generating):
         **Generating.unsupported,
         "suffix": (None, ""),
     }
+    # OpenAI's.
+    default_limit: ClassVar = 16
 
     prompt: Annotated[Any, PlainValidator(_prompt)]
     echo: bool = False
     logprobs: int | None = None
-    # OpenAI's default.
-    max_tokens: int | None = 16
 
     @property
     def log_probs(self) -> LogProbsWanted | None:

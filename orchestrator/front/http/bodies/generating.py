@@ -68,6 +68,8 @@ class Generating(Body):
     Attributes:
         unsupported: fields that OpenAI's API or its other servers have and this one has not, with
             the values that ask for nothing.
+        default_limit: most tokens to generate where the body names no limit; None takes the
+            orchestrator's.
     """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -83,6 +85,7 @@ class Generating(Body):
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
     )
+    default_limit: ClassVar[int | None] = None
 
     model: str | None = None
     temperature: float | None = None
@@ -187,6 +190,7 @@ class Generating(Body):
             prompt_ids=() if isinstance(prompt, str) else prompt,
             request_id=request_id,
             max_new_tokens=self.limit,
+            default_new_tokens=self.default_limit,
             ignore_eos=self.ignore_eos,
             stop_token_ids=self.stop_token_ids or (),
             stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop or (),

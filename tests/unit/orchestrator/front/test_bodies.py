@@ -36,3 +36,9 @@ def test_texts_of_a_call_have_the_seeds_that_follow() -> None:
 def test_a_seed_out_of_range_is_refused(seed: int) -> None:
     with pytest.raises(InvalidRequest, match=r"^seed: "):
         completion(seed=seed)
+
+
+def test_a_completion_has_openais_default_where_it_names_no_limit() -> None:
+    for fields, named in (({}, None), ({"max_tokens": None}, None), ({"max_tokens": 9}, 9)):
+        asked = completion(**fields).request("x", 0, "id")
+        assert (asked.max_new_tokens, asked.default_new_tokens) == (named, 16)
