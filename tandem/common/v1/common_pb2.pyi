@@ -802,7 +802,9 @@ class ModelInfo(google.protobuf.message.Message):
     """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """eos_token_ids end a text; a model may have several, or none."""
+        """eos_token_ids end a text: all that the checkpoint's generation config, config and tokenizer
+        name. A model may have several, or none.
+        """
 
     @property
     def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PassTime]:
