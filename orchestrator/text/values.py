@@ -210,6 +210,7 @@ class Summary:
         generation: with every value that was in effect.
         finish_reason: why it ended.
         stop_string: that came, if one did.
+        stop_token_id: of the request's, that came, if one did.
         counts: of the whole text.
         times: until its last round was with the client.
         drafter_lost: the drafter failed on the way.
@@ -223,3 +224,4 @@ class Summary:
     times: TextTimes
     drafter_lost: bool
     tail: str = ""
+    stop_token_id: int | None = None

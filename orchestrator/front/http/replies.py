@@ -52,16 +52,17 @@ def stages_of(summary: Summary) -> Json:
 
 
 def finish_of(summary: Summary, called: bool) -> Json:
-    """Why a text ended: as OpenAI says it, and which stop string it was.
+    """Why a text ended: as OpenAI says it, and which stop string or token id it was.
 
     Args:
         summary: of the text.
         called: whether it calls tools.
     """
     own = "tool_calls" if called else "stop"
+    reason = summary.stop_string or _ENDS.get(summary.finish_reason)
     return {
         "finish_reason": _REASONS.get(summary.finish_reason, own),
-        "stop_reason": summary.stop_string or _ENDS.get(summary.finish_reason),
+        "stop_reason": summary.stop_token_id if reason is None else reason,
     }
 
 

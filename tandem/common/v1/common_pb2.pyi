@@ -271,7 +271,9 @@ class Shaping(google.protobuf.message.Message):
     max_new_tokens.
     """
     json_schema: builtins.str
-    """json_schema is a JSON schema."""
+    """json_schema is a JSON schema. White space has at most 64 characters in one place, unless
+    x-guidance.whitespace_pattern of the schema sets another pattern.
+    """
     regex: builtins.str
     """regex is a regular expression in the syntax of Rust's regex crate, without look-around."""
     lark: builtins.str

@@ -14,8 +14,6 @@ from orchestrator.front.validation import MOST_MESSAGES
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.log_probs import LogProbsWanted
 
-# As texts name it.
-_LIMIT = "max_new_tokens"
 _MOST_TOOLS = 256
 
 
@@ -107,12 +105,12 @@ class ChatBody(Generating):
             return None
         return self._log_probs("top_logprobs", self.top_logprobs or 0)
 
-    def named(self, error: InvalidRequest) -> InvalidRequest:
+    @property
+    def own_names(self) -> dict[str, str]:
         """See `Generating`."""
-        sentence = str(error)
-        if self.max_completion_tokens is None or not sentence.startswith(_LIMIT):
-            return error
-        return InvalidRequest("max_completion_tokens" + sentence.removeprefix(_LIMIT))
+        newer = self.max_completion_tokens is not None
+        limit = "max_completion_tokens" if newer else "max_tokens"
+        return {**super().own_names, "max_new_tokens": limit, "prompt": "messages"}
 
     @property
     def limit(self) -> int | None:

@@ -13,14 +13,15 @@ from orchestrator.front.http.bodies.formats import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
-    grammar_of,
+    grammars_of,
 )
+from orchestrator.front.http.errors import InHttpWords
 from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
 from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
 from tandem.speculation.request.sampling import MAX_SEED, Sampling
-from tandem.speculation.request.shaping import MOST_BIASED, Shaping
+from tandem.speculation.request.shaping import MOST_BIASED, Grammar, Shaping
 
 # A seed for which one is drawn.
 _DRAWN = -1
@@ -142,12 +143,28 @@ class Generating(Body):
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
         """An error with the names that the caller used."""
-        return error
+        return InHttpWords(str(error), self.own_names)
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The fields that the caller used, by gRPC's names, of those that may have several."""
+        return {"grammar": next(iter(self._grammars), "grammar")}
 
     @property
     def limit(self) -> int | None:
         """Most tokens to generate; None takes the default."""
         return self.max_tokens
+
+    @property
+    def _grammars(self) -> dict[str, Grammar]:
+        """The grammars that are asked for, by their fields."""
+        guided = StructuredOutputs.model_construct(
+            by_json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return grammars_of(self.response_format, self.structured_outputs, guided)
 
     def request(
         self, prompt: str | list[int], choice: int, request_id: str, *, special: bool = True
@@ -207,21 +224,20 @@ class Generating(Body):
         """Of the logits.
 
         Raises:
+            InvalidRequest: several grammars are asked for.
             ValueError: a value is out of range; the message begins with its name.
         """
-        guided = StructuredOutputs.model_construct(
-            by_json=self.guided_json,
-            regex=self.guided_regex,
-            choice=self.guided_choice,
-            grammar=self.guided_grammar,
-        )
+        grammars = self._grammars
+        if len(grammars) > 1:
+            first, second, *_ = grammars
+            raise InvalidRequest(f"{first}: it and {second} both ask for a grammar; leave one out")
         return Shaping(
             _bias_of(self.logit_bias or {}),
             1.0 if self.repetition_penalty is None else self.repetition_penalty,
             self.frequency_penalty or 0.0,
             self.presence_penalty or 0.0,
             self.min_tokens,
-            grammar=grammar_of(self.response_format, self.structured_outputs, guided),
+            grammar=next(iter(grammars.values()), None),
         )
 
 

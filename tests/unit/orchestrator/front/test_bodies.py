@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from orchestrator.front.http.bodies.chat import ChatBody
 from orchestrator.front.http.bodies.completion import CompletionBody
 from orchestrator.front.http.bodies.reading import read
+from orchestrator.front.http.errors import body_of
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.sampling import MAX_SEED
 
@@ -42,3 +45,57 @@ def test_a_completion_has_openais_default_where_it_names_no_limit() -> None:
     for fields, named in (({}, None), ({"max_tokens": None}, None), ({"max_tokens": 9}, 9)):
         asked = completion(**fields).request("x", 0, "id")
         assert (asked.max_new_tokens, asked.default_new_tokens) == (named, 16)
+
+
+SENTENCES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "max_new_tokens: 9 prompt tokens; gamma 0 needs none", "max_tokens"),
+    ({}, "sampling.shaping.min_tokens must be at most max_new_tokens, 4", "min_tokens"),
+    ({}, "stop_strings may hold 16 strings", "stop"),
+    ({}, "prompt_token_ids: a sequence may hold 9 tokens, got 10", "prompt"),
+    ({}, "gamma must be 0..8, got 9", "tandem.gamma"),
+    ({}, "verifier_options: no 'x', block has none", "tandem.verifier_options"),
+    ({"guided_regex": "gamma("}, "sampling.shaping.grammar: gamma( is open", "guided_regex"),
+    ({"guided_json": {}}, "grammar may have 9 characters", "guided_json"),
+    ({"guided_grammar": "a"}, "sampling.shaping.grammar: wrong", "guided_grammar"),
+    (
+        {"structured_outputs": {"choice": ["a"]}},
+        "sampling.shaping.grammar: wrong",
+        "structured_outputs.choice",
+    ),
+    (
+        {"response_format": {"type": "json_object"}},
+        "sampling.shaping.grammar: wrong",
+        "response_format",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence", "field"), SENTENCES)
+def test_a_sentence_names_the_callers_own_fields(
+    fields: dict[str, Any], sentence: str, field: str
+) -> None:
+    error = body_of(completion(**fields).named(InvalidRequest(sentence)))["error"]
+    assert error["param"] == field
+    assert error["message"].startswith(field)
+    assert not re.search(r"new_tokens|strings:|sampling|tandem\.tandem", error["message"])
+    if "guided_regex" in fields:
+        assert error["message"] == "guided_regex: gamma( is open", "the client's text stays"
+
+
+def test_a_chat_has_names_of_its_own() -> None:
+    sentences = ("max_new_tokens: 9", "prompt: 9 characters", "chat: the template says: no")
+    for fields, limit in (
+        ({}, "max_tokens"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+    ):
+        message = {"role": "user", "content": "hi"}
+        body = read(ChatBody, json.dumps({"messages": [message], **fields}).encode())
+        told = [body_of(body.named(InvalidRequest(each)))["error"] for each in sentences]
+        assert [each["param"] for each in told] == [limit, "messages", "messages"]
+        assert [each["message"].partition(":")[0] for each in told] == [limit, *["messages"] * 2]
+
+
+def test_two_grammars_are_both_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"^guided_regex: it and structured_outputs\.regex"):
+        completion(guided_regex="a", structured_outputs={"regex": "b"}).request("x", 0, "id")
