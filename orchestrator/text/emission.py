@@ -100,7 +100,11 @@ class Emission:
             origin = last if place == kept else Origin.ACCEPTED
             others = siblings[place][1] if place < kept else 0
             log_prob = decided.log_probs[place] if decided.log_probs else None
-            tokens.append(EmittedToken(token, origin, self._release(token), others, log_prob))
+            begin = self._text.place_of(token)
+            text = self._release(token)
+            if self.finish_reason in (FinishReason.EOS, FinishReason.STOP_TOKEN):
+                begin = None
+            tokens.append(EmittedToken(token, origin, text, others, log_prob, begin))
             if self.finish_reason is not None:
                 break
         if decided.dead_end and self.finish_reason is None:

@@ -161,6 +161,8 @@ class EmittedToken:
         text: that it released.
         siblings: that were drafted beside it.
         log_prob: where it was asked for.
+        begin: where it begins, in characters of the text, which may end before; None for one that
+            is no text, such as an end-of-text token.
     """
 
     id: int
@@ -168,6 +170,7 @@ class EmittedToken:
     text: str
     siblings: int = 0
     log_prob: TokenLogProb | None = None
+    begin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
