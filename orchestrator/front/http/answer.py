@@ -54,12 +54,14 @@ class Telling:
         stop_strings: texts end with the stop string that ended them.
         usage: a chunk at the end has the usage.
         tools: names of those that the model may call; their calls are told apart from text.
+        most_calls: of tools, that are told of a text; None for all.
     """
 
     tokens: bool = False
     stop_strings: bool = False
     usage: bool = False
     tools: frozenset[str] = frozenset()
+    most_calls: int | None = None
 
 
 class Gone(Exception):
@@ -230,7 +232,7 @@ class HttpAnswer:
 
     def _reader(self) -> ToolReader:
         """Of one text."""
-        return ToolReader(self._telling.tools)
+        return ToolReader(self._telling.tools, self._telling.most_calls)
 
     def _end_of(self, summary: Summary) -> str:
         """What a text has behind its tokens: the stop string that ended it, where the text is to

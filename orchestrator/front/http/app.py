@@ -265,6 +265,7 @@ class HttpFront:
             body.include_stop_str_in_output,
             bool(options.include_usage),
             names_of(body.offered),
+            body.most_calls,
         )
         answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
         if body.stream:
@@ -285,7 +286,12 @@ class HttpFront:
             )
         self._reading += 1
         try:
-            return await call.read(kind, settings.max_message_mib * MIB, settings.idle_seconds)
+            return await call.read(
+                kind,
+                settings.max_message_mib * MIB,
+                settings.idle_seconds,
+                unknown=settings.unknown_fields == "ignore",
+            )
         finally:
             self._reading -= 1
 

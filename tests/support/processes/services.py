@@ -21,7 +21,7 @@ from tests.support.processes.fork_server import Forked
 from tests.support.waiting import wait_until
 
 # One thread for each model: they share two cores with everything else.
-_MODELS = dict.fromkeys(("drafter", "target"), {"THREADS": "1"})
+_MODELS = {name: {"THREADS": "1"} for name in ("drafter", "target")}
 READY_SECONDS = 300  # on a busy machine
 
 

@@ -68,6 +68,7 @@ class ChatBody(Generating):
     Attributes:
         tools: that the model may call.
         tool_choice: "none" shows the model no tools.
+        parallel_tool_calls: whether an answer may call several.
     """
 
     unsupported: ClassVar = {
@@ -82,8 +83,11 @@ class ChatBody(Generating):
         "chat_template": (None,),
         "reasoning_effort": (None,),
         "verbosity": (None,),
+        "add_special_tokens": (None, False),
+        "echo": (None, False),
+        "documents": (None, []),
+        "include_reasoning": (None, True),
     }
-    ignored: ClassVar = Generating.ignored | {"parallel_tool_calls"}
 
     messages: Annotated[
         list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
@@ -93,8 +97,14 @@ class ChatBody(Generating):
     top_logprobs: int | None = None
     tools: _Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def most_calls(self) -> int | None:
+        """See `Generating`."""
+        return None if self.parallel_tool_calls else 1
 
     @property
     def log_probs(self) -> LogProbsWanted | None:

@@ -33,6 +33,7 @@ class CompletionBody(Generating):
     unsupported: ClassVar = {
         **Generating.unsupported,
         "suffix": (None, ""),
+        "add_special_tokens": (None, True),
     }
     # OpenAI's.
     default_limit: ClassVar = 16

@@ -69,6 +69,7 @@ class Generating(Body):
     Attributes:
         unsupported: fields that OpenAI's API or its other servers have and this one has not, with
             the values that ask for nothing.
+        renamed: names that other servers have for fields of ours.
         default_limit: most tokens to generate where the body names no limit; None takes the
             orchestrator's.
     """
@@ -77,14 +78,49 @@ class Generating(Body):
         "best_of": (None, 1),
         "prompt_logprobs": (None,),
         "use_beam_search": (None, False),
+        "num_beams": (None, 1),
         "length_penalty": (None, 1, 1.0),
         "allowed_token_ids": (None,),
         "truncate_prompt_tokens": (None,),
         "skip_special_tokens": (None, True),
+        "spaces_between_special_tokens": (None, True),
+        "return_token_ids": (None, False),
+        "return_tokens_as_token_ids": (None, False),
+        "priority": (None, 0),
+        "thinking_token_budget": (None,),
+        "logits_processors": (None, []),
+        "prompt_embeds": (None,),
+        "typical_p": (None, 1, 1.0),
+        "no_repeat_ngram_size": (None, 0),
+        "mirostat": (None, 0),
+        "lora_request": (None,),
     }
-    # Known, and without an effect here.
+    renamed: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "max_completion_tokens": "max_tokens",
+        "n_predict": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "repeat_penalty": "repetition_penalty",
+        "json_schema": "guided_json",
+        "regex": "guided_regex",
+        "choice": "guided_choice",
+        "grammar": "guided_grammar",
+        "stop_words": "stop",
+        "num_return_sequences": "n",
+        "verifier": "tandem.verifier",
+        "gamma": "tandem.gamma",
+    }
+    # Known, and without an effect here; docs/http.md lists them.
     ignored: ClassVar[frozenset[str]] = frozenset(
-        {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+        {
+            "user",
+            "store",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        }
     )
     default_limit: ClassVar[int | None] = None
 
@@ -124,6 +160,11 @@ class Generating(Body):
         Raises:
             InvalidRequest: the model would have to call one.
         """
+        return None
+
+    @property
+    def most_calls(self) -> int | None:
+        """Of tools, that a text may have; None for any number."""
         return None
 
     @property

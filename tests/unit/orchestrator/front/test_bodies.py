@@ -10,10 +10,15 @@ import pytest
 
 from orchestrator.front.http.bodies.chat import ChatBody
 from orchestrator.front.http.bodies.completion import CompletionBody
+from orchestrator.front.http.bodies.fields import Body
 from orchestrator.front.http.bodies.reading import read
+from orchestrator.front.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.front.http.errors import body_of
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.sampling import MAX_SEED
+from tests.support.repository import ROOT
+
+HTTP_PAGE = (ROOT / "docs" / "http.md").read_text()
 
 
 def completion(**fields: Any) -> CompletionBody:
@@ -99,3 +104,70 @@ def test_a_chat_has_names_of_its_own() -> None:
 def test_two_grammars_are_both_named() -> None:
     with pytest.raises(InvalidRequest, match=r"^guided_regex: it and structured_outputs\.regex"):
         completion(guided_regex="a", structured_outputs={"regex": "b"}).request("x", 0, "id")
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"temprature": 1.5}, "temprature: there is no such field here; did you mean temperature?"),
+        ({"qqqq": 1}, "qqqq: there is no such field here; leave it out"),
+        ({"max_new_tokens": 3}, "max_new_tokens: .* did you mean max_tokens?"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens: .* did you mean max_tokens?"),
+        ({"repeat_penalty": 5.0}, "repeat_penalty: .* did you mean repetition_penalty?"),
+        ({"regex": "yes"}, "regex: .* did you mean guided_regex?"),
+        ({"grammar": "x"}, "grammar: .* did you mean guided_grammar?"),
+        ({"json_schema": {}}, "json_schema: .* did you mean guided_json?"),
+        *(
+            ({name: value}, f"{name} is not supported here")
+            for name, value in (
+                ("thinking_token_budget", 5),
+                ("logits_processors", ["x"]),
+                ("prompt_embeds", "AAAA"),
+                ("typical_p", 0.2),
+                ("no_repeat_ngram_size", 2),
+                ("priority", 1),
+                ("add_special_tokens", False),
+            )
+        ),
+    ],
+)
+def test_a_field_without_an_effect_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{sentence}") as refused:
+        completion(**fields)
+    assert body_of(refused.value)["error"]["param"] == next(iter(fields))
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody])
+def test_each_body_refuses_unknown_fields(kind: type[Body]) -> None:
+    own: dict[str, Any] = {
+        "prompt": "x",
+        "messages": [{"role": "user", "content": "x", "a field of the template": 1}],
+        "tokens": [1],
+    }
+    body = {name: value for name, value in own.items() if name in kind.model_fields}
+    read(kind, json.dumps(body).encode())
+    unknown = json.dumps({**body, "modle": "x"}).encode()
+    with pytest.raises(InvalidRequest, match=r"^modle: .* did you mean model?"):
+        read(kind, unknown)
+    read(kind, unknown, unknown=True)
+
+
+def test_what_the_page_lists_is_without_an_effect() -> None:
+    (line,) = re.findall(r"Known, and without an effect: (.*?)\.\n", HTTP_PAGE, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", line)) == CompletionBody.ignored == ChatBody.ignored
+    completion(**dict.fromkeys(CompletionBody.ignored, "x"))
+    named = re.findall(r"such as (`suffix`.*?), and a `tool_choice`", HTTP_PAGE, re.DOTALL)[0]
+    assert set(re.findall(r"`(\w+)`", named)) <= {*CompletionBody.unsupported}
+
+
+def test_values_that_ask_for_nothing_are_taken() -> None:
+    for kind, own in ((CompletionBody, {"prompt": "x"}), (ChatBody, {"messages": [{"role": "u"}]})):
+        nothing = {name: values[-1] for name, values in kind.unsupported.items()}
+        read(kind, json.dumps({**own, **nothing}).encode())
+
+
+def test_other_names_are_none_of_ours() -> None:
+    for kind in (CompletionBody, ChatBody):
+        assert not kind.model_fields.keys() & (kind.unsupported.keys() | kind.ignored)
+        known = {name.partition(".")[0] for name in kind.renamed.values()}
+        assert known <= kind.model_fields.keys()
