@@ -73,10 +73,19 @@ class HeadFiles:
 
     @property
     def _named_layers(self) -> tuple[int, ...]:
+        """Layers that its files name, in our numbers; none where they name none.
+
+        The authors and speculators number them as we do. Those nested in `eagle_config` (SpecForge,
+        NVIDIA, lmsys) count layers from 0. A key of ours overrides both.
+        """
         inner = self.config.get("eagle_config")
         inner = inner if isinstance(inner, dict) else {}
         key = "eagle_aux_hidden_state_layer_ids"
-        return tuple(map(int, self.config.get(key) or inner.get(key) or ()))
+        if own := self.own.get("layers"):
+            return tuple(map(int, own))
+        if flat := self.config.get(key):
+            return tuple(map(int, flat))
+        return tuple(int(layer) + 1 for layer in inner.get(key) or ())
 
     @property
     def is_fused(self) -> bool:

@@ -195,3 +195,43 @@ def test_layers_of_a_fused_head_follow_from_its_target(target: Path, tmp_path: P
         files.layers_of(5)
     with pytest.raises(StartupError, match="set TANDEM_TARGET_FEEDBACK"):
         files.feedback(0)
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        pytest.param({_IDS: [2, 16, 29]}, (2, 16, 29), id="the authors"),
+        pytest.param(
+            {"speculators_model_type": "eagle3", _IDS: [2, 16, 29]}, (2, 16, 29), id="speculators"
+        ),
+        pytest.param({"eagle_config": {_IDS: [1, 15, 28]}}, (2, 16, 29), id="SpecForge"),
+        pytest.param(
+            {"eagle_config": {_IDS: [1, 15, 28], "use_aux_hidden_state": True}},
+            (2, 16, 29),
+            id="NVIDIA",
+        ),
+        pytest.param({"eagle_config": {}}, (2, 16, 29), id="names none"),
+        pytest.param(
+            {"eagle_config": {_IDS: [1, 15, 28]}, "tandem": {"layers": [1, 15, 28]}},
+            (1, 15, 28),
+            id="our key",
+        ),
+        pytest.param({_IDS: [2, 16, 29], "tandem": {"layers": [3, 4]}}, (3, 4), id="our key, flat"),
+    ],
+)
+def test_publishers_number_layers_in_their_ways(
+    keys: dict[str, Any], layers: tuple[int, ...], target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["midlayer.hidden_norm.weight"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    files = head_files(str(folder))
+    assert files is not None
+    assert files.layers_of(32) == layers
+    assert files.feedback(32) == ",".join(map(str, layers))
