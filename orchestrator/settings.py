@@ -65,6 +65,11 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
     http_texts: int = Field(
         64, ge=1, description="texts that one HTTP call may ask for: its prompts times n"
     )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="what becomes of fields of HTTP bodies that are not known: the call is refused,"
+        " or they have no effect and the log names each once (the first 64)",
+    )
     targets: Names = Field(
         ("127.0.0.1:50052",),
         min_length=1,

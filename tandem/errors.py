@@ -111,5 +111,8 @@ def cut(sentence: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error's message, for a sentence of ours: libraries write pages."""
-    return str(error).strip().split("\n")[0]
+    """Of an error's message, for a sentence of ours: libraries write pages. A line that ends with a
+    colon goes on with the next; an empty message is the error's kind."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    ends = (place for place, line in enumerate(lines, 1) if not line.endswith(":"))
+    return " ".join(lines[: next(ends, len(lines))]) or type(error).__name__

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -14,6 +17,11 @@ from tandem.speculation.nodes import MOST_NODES as MOST_NODES  # a bound of sett
 # Of one round. The orchestrator's GAMMA has the same bound.
 LONGEST_DRAFT = 64
 _MAX_PORT = 65_535
+# Variables that Kubernetes sets for a Service with a name like that of a prefix (`tandem-target`).
+# One that ends in PORT has a protocol, unless it is a mistaken setting.
+_LINK = re.compile(
+    r"_SERVICE_HOST=|_SERVICE_PORT(_\w+)?=|_PORT_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?=|_PORT=[a-z]+://"
+)
 
 
 def _with_real_port(address: str) -> str:
@@ -36,7 +44,13 @@ Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$"), AfterValidator(_with_r
 
 
 class ServiceSettings(BaseSettings):
-    """What a service reads from its environment; each field's name follows the prefix."""
+    """What a service reads from its environment; each field's name follows the prefix.
+
+    Attributes:
+        others: what follows the prefix in variables that something else of the service reads.
+    """
+
+    others: ClassVar[tuple[str, ...]] = ()
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
@@ -213,12 +227,19 @@ def variable_of(kind: type[BaseSettings], name: str) -> str:
     return f"{kind.model_config.get('env_prefix', '')}{name.upper()}"
 
 
-def read_settings(kind: type[S]) -> S:
+def read_settings(kind: type[S], *, whole: bool = True) -> S:
     """Read a service's settings from the environment.
 
+    Args:
+        kind: of the settings.
+        whole: whether all variables with its prefix are its own; a part of a service's settings has
+            others beside it.
+
     Raises:
-        StartupError: which variable is wrong, and how.
+        StartupError: which variable is wrong, and how; or is unknown, and which one is like it.
     """
+    if whole:
+        _require_known(kind)
     try:
         return kind(**{})
     except ValidationError as error:
@@ -228,3 +249,22 @@ def read_settings(kind: type[S]) -> S:
             for fault in error.errors()
         )
         raise StartupError(f"bad settings: {faults}") from None
+
+
+def _require_known(kind: type[BaseSettings]) -> None:
+    """Refuse variables with a service's prefix that nothing would read.
+
+    Raises:
+        StartupError: one of them, and the setting that is like it.
+    """
+    prefix = str(kind.model_config.get("env_prefix", ""))
+    known, others = {name.upper() for name in kind.model_fields}, getattr(kind, "others", ())
+    for variable, value in sorted(os.environ.items()):
+        if not variable.upper().startswith(prefix):  # as settings are read
+            continue
+        name = variable.upper().removeprefix(prefix)
+        if name in known or name.startswith(others) or _LINK.search(f"_{name}={value}"):
+            continue
+        like = get_close_matches(name, known, 1)
+        hint = f"did you mean {prefix}{like[0]}?" if like else "docs/settings.md lists all"
+        raise StartupError(f"bad settings: {variable}: there is no such setting; {hint}")

@@ -109,7 +109,7 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
     """
     if not settings.drafts:
         return None
-    keys = read_settings(RecipeSettings).model_copy(update={"recipe": settings.drafts})
+    keys = read_settings(RecipeSettings, whole=False).model_copy(update={"recipe": settings.drafts})
     return recipe_of(keys), keys
 
 

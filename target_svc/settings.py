@@ -15,6 +15,7 @@ class TargetSettings(ModelSettings):
     """Everything that can be set about a target."""
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_TARGET_")
+    others = ("VLLM_",)  # see `VllmSettings`
 
     engine: Literal["auto", "torch", "openvino", "vllm"] = Field(  # type: ignore[assignment]
         "auto",

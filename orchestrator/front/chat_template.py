@@ -130,12 +130,12 @@ class ChatTemplate:
                     raise _TooLong
                 parts.append(part)
         except _TooLong:
-            raise InvalidRequest("messages: the chat is too long for its template") from None
+            raise InvalidRequest("chat: the chat is too long for its template") from None
         except TemplateError as error:
-            raise InvalidRequest(f"messages: the chat template says: {first_line(error)}") from None
+            raise InvalidRequest(f"chat: the template says: {first_line(error)}") from None
         except Exception as error:  # whatever a template does with what it was given
             raise InvalidRequest(
-                f"messages: the chat template fails: {type(error).__name__}: {first_line(error)}"
+                f"chat: the template fails: {type(error).__name__}: {first_line(error)}"
             ) from None
         finally:
             sys.settrace(before)

@@ -260,6 +260,7 @@ class Texts:
             record.times,
             drafter.lost,
             emission.tail,
+            emission.stop_token_id,
         )
 
     def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:

@@ -297,7 +297,9 @@ class Validator:
         if any(not 1 <= len(text) <= MAX_STOP_STRING for text in strings):
             raise InvalidRequest(f"bad_strings must have 1..{MAX_STOP_STRING} characters each")
         if not self.codec.has_text:
-            raise InvalidRequest("bad_strings need a target with a tokenizer; use bad_words")
+            raise InvalidRequest(
+                "bad_strings need a target with a tokenizer; by gRPC, bad_words takes token ids"
+            )
 
         def encoded() -> list[tuple[int, ...]]:
             spelled = [way for text in strings for way in (text, f" {text}")]
@@ -313,7 +315,7 @@ class Validator:
             raise InvalidRequest(f"chat.messages may hold {MOST_MESSAGES} messages")
         template = self.chat_template
         text = await self.encoder.run(lambda: template.render(chat), client, remaining)
-        self.check_text(text)
+        self.check_text(text, "chat")
         return text
 
     @property
@@ -325,22 +327,28 @@ class Validator:
         """
         if self.chat is None:
             raise InvalidRequest(
-                "messages: this target has no chat template; save one with its tokenizer"
+                "chat: this target has no chat template; save one with its tokenizer"
                 " (tokenizer.chat_template), or send a prompt"
             )
         return self.chat
 
-    def check_text(self, text: str) -> None:
+    def check_text(self, text: str, field: str = "prompt") -> None:
         """Refuse a prompt that cannot be encoded, or not into a sequence.
+
+        Args:
+            text: of the prompt.
+            field: that it comes from.
 
         Raises:
             InvalidRequest: see there.
         """
         if not self.codec.has_text:
-            raise InvalidRequest("prompt: this target has no tokenizer; send prompt_token_ids")
+            raise InvalidRequest(f"{field}: this target has no tokenizer; send token ids")
         longest = self.capabilities.target.max_length
         if len(text) > self.codec.longest_token * longest:
-            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit into {longest} tokens")
+            raise InvalidRequest(
+                f"{field}: {len(text)} characters cannot fit into {longest} tokens"
+            )
 
     def _received(self, request: Request, most: int) -> list[int]:
         if not request.received_ids:
@@ -367,7 +375,8 @@ class Validator:
             room = drafted
         count = request.max_new_tokens
         if count is None:
-            count = min(self.max_new_tokens, max(room, 1))
+            default = request.default_new_tokens or self.max_new_tokens
+            count = min(max(default, request.sampling.shaping.min_tokens), max(room, 1))
         if count > room:
             raise InvalidRequest(
                 f"max_new_tokens: {prompt_tokens} prompt tokens and {count} new ones"

@@ -42,8 +42,8 @@ def require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: 
     if other.tokenizer_fingerprint != target.tokenizer_fingerprint:
         raise Unavailable(
             f"{who} ({other.model}) has another tokenizer than the target ({target.model}):"
-            f" fingerprints {_short(other)} and {_short(target)}, vocabularies of"
-            f" {other.vocab_size} and {target.vocab_size}; a pair must share its tokenizer"
+            f" fingerprints {_short(other)} and {_short(target)}; a pair must share its tokenizer:"
+            " take two models with one, or compare their tokenizer.json token by token"
         )
     if not target.tokenizer_fingerprint and other.vocab_size != target.vocab_size:
         raise Unavailable(

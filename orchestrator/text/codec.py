@@ -86,6 +86,27 @@ class TextCodec:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
+    def begins(self, prompt: str | Sequence[int]) -> list[int | None]:
+        """Where each token of a prompt begins, in characters of the prompt's text; None for those
+        that the tokenizer's template adds. Token ids have the text that `decode` gives."""
+        assert self._tokenizer is not None
+        assert self._vocabulary is not None
+        found: list[int | None] = []
+        end = 0
+        if isinstance(prompt, str):
+            (encoding,) = self._tokenizer.encode_batch([prompt])
+            marks = encoding.special_tokens_mask
+            for (first, behind), mark in zip(encoding.offsets, marks, strict=True):
+                # Tokenizers may leave white space out, which belongs to the token behind it.
+                found.append(None if mark else min(first, end))
+                end = max(end, behind)
+            return found
+        decoder = Detokenizer(self._vocabulary, (), marks=True)
+        for token_id in prompt:
+            found.append(end)
+            end += len(decoder.push(token_id))
+        return found
+
     def stream(self, prompt_ids: Sequence[int], stop_strings: Sequence[str]) -> TextStream:
         """A decoder of the tokens that follow a prompt."""
         decoder = Detokenizer(self._vocabulary, prompt_ids) if self._vocabulary else None

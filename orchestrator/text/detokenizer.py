@@ -70,6 +70,10 @@ class Vocabulary:
         except KeyError:  # an added token, which stands for itself
             return token.encode()
 
+    def mark_of(self, token_id: int) -> str:
+        """How a silent token is written."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def text_of(self, token_ids: Sequence[int]) -> str:
         """Decode tokens that are text of their own."""
         text: str = self._tokenizer.decode(token_ids)
@@ -81,10 +85,17 @@ class Detokenizer:
 
     A prompt may end within a character: where a text is resumed, the client has its first
     bytes as ids but not as text. The character then comes whole with the token that ends it.
+
+    Args:
+        vocabulary: of the tokens.
+        prompt_ids: see there.
+        marks: whether marks that no reader sees are text too.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int]) -> None:
-        self._vocabulary = vocabulary
+    def __init__(
+        self, vocabulary: Vocabulary, prompt_ids: Sequence[int], *, marks: bool = False
+    ) -> None:
+        self._vocabulary, self._marks = vocabulary, marks
         # Keeps the bytes of a character that may still be completed, and nothing else.
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._context: list[int] = []
@@ -94,10 +105,16 @@ class Detokenizer:
         texts = (token_id for token_id in reversed(prompt_ids) if vocabulary.is_text(token_id))
         self._set_context(list(islice(texts, _CONTEXT))[::-1])
 
+    def is_text(self, token_id: int) -> bool:
+        """Whether a token is in the text, or part of a character that may be."""
+        return self._marks or not self._vocabulary.is_silent(token_id)
+
     def push(self, token_id: int) -> str:
         """The text that a token adds; what it adds of an unfinished character comes later."""
         if self._vocabulary.is_silent(token_id):
-            return ""
+            if not self._marks:
+                return ""
+            return self._characters.decode(b"", final=True) + self._vocabulary.mark_of(token_id)
         spelled = self._vocabulary.bytes_of(token_id)
         if spelled is not None:
             return self._characters.decode(spelled)

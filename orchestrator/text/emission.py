@@ -21,6 +21,7 @@ class Emission:
     Attributes:
         finish_reason: why the text ended; None while it goes on.
         tail: text that was held back for a stop string when no token could come any more.
+        stop_token_id: the stop token that ended the text, if one did.
 
     Args:
         stopping: when the text ends.
@@ -39,6 +40,7 @@ class Emission:
         self._counts = counts
         self.finish_reason: FinishReason | None = None
         self.tail = ""
+        self.stop_token_id: int | None = None
         self._stopping = stopping
         self._eos_token_ids = frozenset() if stopping.ignore_eos else frozenset(eos_token_ids)
         self._text = text
@@ -98,7 +100,11 @@ class Emission:
             origin = last if place == kept else Origin.ACCEPTED
             others = siblings[place][1] if place < kept else 0
             log_prob = decided.log_probs[place] if decided.log_probs else None
-            tokens.append(EmittedToken(token, origin, self._release(token), others, log_prob))
+            begin = self._text.place_of(token)
+            text = self._release(token)
+            if self.finish_reason in (FinishReason.EOS, FinishReason.STOP_TOKEN):
+                begin = None
+            tokens.append(EmittedToken(token, origin, text, others, log_prob, begin))
             if self.finish_reason is not None:
                 break
         if decided.dead_end and self.finish_reason is None:
@@ -112,7 +118,7 @@ class Emission:
         if token in self._eos_token_ids:
             self.finish_reason = FinishReason.EOS
         elif token in self._stopping.token_ids:
-            self.finish_reason = FinishReason.STOP_TOKEN
+            self.finish_reason, self.stop_token_id = FinishReason.STOP_TOKEN, token
         else:
             told = self._received + self._counts.new_tokens
             text = self._text.push(token, may_stop=told > self._stopping.min_tokens)

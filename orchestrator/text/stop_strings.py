@@ -20,7 +20,15 @@ class TextStream:
         self._decoder = decoder
         self._stop_strings = stop_strings
         self._held = ""
+        self._decoded = 0  # characters, held ones too
         self.stop_string: str | None = None
+
+    def place_of(self, token_id: int) -> int | None:
+        """Where a token begins that comes next, in characters of the text, also if it is cut off
+        later; None for one that is no text."""
+        if self._decoder is not None and not self._decoder.is_text(token_id):
+            return None
+        return self._decoded
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """The text that a token releases; it may be empty.
@@ -32,7 +40,9 @@ class TextStream:
         """
         if self._decoder is None:
             return ""
-        self._held += self._decoder.push(token_id)
+        added = self._decoder.push(token_id)
+        self._decoded += len(added)
+        self._held += added
         if not may_stop:
             return self.flush()
         found = [(self._held.find(stop), stop) for stop in self._stop_strings]

@@ -23,6 +23,8 @@ class Request:
         chat: messages with their role and content, for the target's template.
         request_id: for logs and traces.
         max_new_tokens: the most tokens to generate.
+        default_new_tokens: the same where `max_new_tokens` is None; it is cut to the room that a
+            sequence has. None takes the orchestrator's.
         ignore_eos: go on past end-of-text tokens.
         stop_token_ids: end the text like an end-of-text token.
         stop_strings: end the text where one first occurs.
@@ -42,6 +44,7 @@ class Request:
     prompt_ids: Sequence[int] = ()
     request_id: str = ""
     max_new_tokens: int | None = None
+    default_new_tokens: int | None = None
     ignore_eos: bool = False
     stop_token_ids: Sequence[int] = ()
     stop_strings: Sequence[str] = ()
@@ -158,6 +161,8 @@ class EmittedToken:
         text: that it released.
         siblings: that were drafted beside it.
         log_prob: where it was asked for.
+        begin: where it begins, in characters of the text, which may end before; None for one that
+            is no text, such as an end-of-text token.
     """
 
     id: int
@@ -165,6 +170,7 @@ class EmittedToken:
     text: str
     siblings: int = 0
     log_prob: TokenLogProb | None = None
+    begin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,7 @@ class Summary:
         generation: with every value that was in effect.
         finish_reason: why it ended.
         stop_string: that came, if one did.
+        stop_token_id: of the request's, that came, if one did.
         counts: of the whole text.
         times: until its last round was with the client.
         drafter_lost: the drafter failed on the way.
@@ -220,3 +227,4 @@ class Summary:
     times: TextTimes
     drafter_lost: bool
     tail: str = ""
+    stop_token_id: int | None = None

@@ -10,6 +10,11 @@ from tandem.client.errors import Refused
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
+# Fields of common.proto by the names of options, where they differ.
+_GRAMMARS = {"grammar": "lark"}
+# Characters of a value in a sentence.
+_MOST_SHOWN = 60
+
 # A chat: messages with their `role` and `content`.
 Messages = Sequence[Mapping[str, str]]
 # Text, token ids, or a chat.
@@ -84,15 +89,34 @@ def generation_of(prompt: Prompt, options: Options) -> pb.Generation:
 
     Raises:
         Refused: an option is unknown, has the wrong type or is out of its field's range; or several
-            grammars are asked for.
+            grammars are asked for. The sentence begins with the option.
+        TypeError: something is bytes, which could be read as token ids.
     """
+    for name, value in {"prompt": prompt, **options}.items():
+        parts = value if isinstance(value, (list, tuple)) else ()
+        if any(isinstance(each, (bytes, bytearray)) for each in (value, *parts)):
+            raise TypeError(f"{name}: bytes are neither text nor token ids; decode them first")
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - Options.__annotations__.keys():
         raise _refused(f"{min(unknown)}: there is no such option")
     try:
         return _generation_of(prompt, given)
     except (TypeError, ValueError) as error:
-        raise _refused(f"an option has the wrong type or is out of range: {error}") from None
+        raise _refused(_fault(prompt, given) or str(error)) from None
+
+
+def _fault(prompt: Prompt, given: Mapping[str, Any]) -> str:
+    """What is wrong with the first option that cannot be taken by itself; empty where each can."""
+    for name, value in given.items():
+        try:
+            _generation_of("", {name: value})
+        except (TypeError, ValueError):
+            return f"{name}: {repr(value)[:_MOST_SHOWN]} has the wrong type or is out of range"
+    try:
+        _generation_of(prompt, {})
+    except (TypeError, ValueError) as error:
+        return f"prompt: {error}"
+    return ""
 
 
 def _refused(sentence: str) -> Refused:
@@ -136,27 +160,24 @@ def _of(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _shaping_of(given: dict[str, Any], words: Sequence[Sequence[int]]) -> common_pb2.Shaping | None:
     """What shapes the logits; None for nothing."""
-    grammars = {
-        "json_schema": given.get("json_schema"),
-        "regex": given.get("regex"),
-        "lark": given.get("grammar"),
-    }
+    grammars = {name: given.get(name) for name in ("json_schema", "regex", "grammar")}
     if isinstance(grammars["json_schema"], Mapping):
         grammars["json_schema"] = json.dumps(grammars["json_schema"], ensure_ascii=False)
     if "choice" in given:
-        if grammars["lark"] is not None:
-            raise ValueError("grammar and choice exclude each other")
+        if grammars["grammar"] is not None:
+            raise ValueError("grammar: it and choice exclude each other")
         choice = [given["choice"]] if isinstance(given["choice"], str) else given["choice"]
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)
-        grammars["lark"] = f"start: {texts}"
+        grammars["grammar"] = f"start: {texts}"
     asked = {name: text for name, text in grammars.items() if text is not None}
     if len(asked) > 1:
-        raise ValueError(f"{' and '.join(asked)} exclude each other")
+        names = [name if name in given else "choice" for name in asked]
+        raise ValueError(f"{names[0]}: it and {names[1]} exclude each other")
     controls = ("repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens")
     message = common_pb2.Shaping(
         **_of(given, "logit_bias", *controls),
         bad_words=[common_pb2.Shaping.Word(token_ids=word) for word in words],
-        **asked,
+        **{_GRAMMARS.get(name, name): text for name, text in asked.items()},
     )
     return message if message.ByteSize() else None
 

@@ -21,7 +21,7 @@ class Description:
         vocab_size: width of the logits.
         max_length: the most positions that the model was made for.
         parameters: how many it has.
-        eos_token_ids: ids that end a text.
+        eos_token_ids: ids that end a text, see `end_token_ids`.
         forward_passes: model calls so far.
         fed_tokens: positions computed by those calls.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
@@ -44,7 +44,7 @@ class Description:
         self.vocab_size = int(config.vocab_size)
         self.max_length = max_positions(config)
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.eos_token_ids = _eos_token_ids(model)
+        self.eos_token_ids = end_token_ids(model, tokenizer)
         self.forward_passes = 0
         self.fed_tokens = 0
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
@@ -75,10 +75,20 @@ class Description:
         """See `tandem.engine.scorer.Model`. Most models are in this process alone."""
 
 
-def _eos_token_ids(model: PreTrainedModel) -> list[int]:
-    """Ids that end a text, from the generation config or else the model's."""
-    for config in (model.generation_config, model.config):
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            return sorted({eos} if isinstance(eos, int) else set(eos))
-    return []
+def end_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:
+    """Ids that end a text, in their order: those of the generation config, of the model's config,
+    and the tokenizer's own, as far as the vocabulary has them."""
+    config = model.config.get_text_config()
+    found = [model.generation_config, tokenizer]
+    # Classes of transformers have an id of their own, which a checkpoint may never have named.
+    found += [each for each in (model.config, config) if _ends(each) != _ends(type(each))]
+    ends = set().union(*map(_ends, found)) or _ends(config)
+    return sorted(end for end in ends if 0 <= end < config.vocab_size)
+
+
+def _ends(named: Any) -> frozenset[int]:
+    """The ids that a config, its class or a tokenizer names."""
+    ends = getattr(named, "eos_token_id", None)
+    if isinstance(ends, int):
+        return frozenset([ends])
+    return frozenset(ends) if isinstance(ends, (list, tuple)) else frozenset()

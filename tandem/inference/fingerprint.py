@@ -25,8 +25,8 @@ class Fingerprints(NamedTuple):
     """Of a loaded model, SHA-256 each. Files may be split and named in any way.
 
     Attributes:
-        model: of weights as loaded, configuration, end-of-text ids and tokenizer hash: another
-            dtype gives another one.
+        model: of weights as loaded, configuration, the generation config's end-of-text ids and
+            tokenizer hash: another dtype gives another one.
         weights: of weights rounded to bfloat16, and configuration: the same in float32 and
             bfloat16.
     """

@@ -13,6 +13,7 @@ from tandem.inference.heads.load import load_head
 from tandem.inference.loading.partial import ModelPart
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
+from tandem.vocabulary import difference
 
 
 def load_models(
@@ -103,11 +104,22 @@ def _require_one_vocabulary(first: Model, other: Model) -> None:
     """Refuse models of several tokenizers: a draft has tokens of all of them."""
     if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
         raise StartupError(
-            f"the models {first.name} and {other.name} have different tokenizers; models that"
-            " draft together, and their target, share one"
+            f"the models {first.name} and {other.name} have different tokenizers:"
+            f" {_difference(first, other)}; models that draft together, and their target, share one"
         )
     if not first.tokenizer_fingerprint and other.vocab_size != first.vocab_size:
         raise StartupError(
             f"the models {first.name} and {other.name} have {first.vocab_size} and"
             f" {other.vocab_size} token ids, and no tokenizer that would say which agree"
         )
+
+
+def _difference(first: Model, other: Model) -> str:
+    """The first token that differs, and how many both have."""
+    from tokenizers import Tokenizer
+
+    written = [model.tokenizer_json() for model in (first, other)]
+    if not all(written):
+        return f"{(first if written[1] else other).name} has none"
+    vocabularies = [Tokenizer.from_buffer(each).get_vocab() for each in written]
+    return difference(*vocabularies)

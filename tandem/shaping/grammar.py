@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ _log = structlog.get_logger(__name__)
 # A state of the lexer takes 2 kB. Its other bounds, of time, are llguidance's: a compilation takes
 # 20 ms of fuel, and a mask 17.
 _LIMITS = LLParserLimits(max_lexer_states=20_000)
+# White space of JSON in one place: without a bound, a model may write nothing else up to its text's
+# end. Room for the indentation of deep objects. The schema's `x-guidance` may name another.
+_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 _ALL = np.uint32(0xFFFFFFFF)
 _NO_END = "<|no end of a text|>"
 
@@ -126,7 +130,10 @@ def _ids_of(bits: Bits) -> list[int]:
 
 def _written(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return LLMatcher.grammar_from_json_schema(grammar.text)
+        # The schema of any JSON may be written in two ways, one of which takes no options.
+        schema = "{}" if grammar.text.strip() == "true" else grammar.text
+        defaults: Any = {"whitespace_pattern": _WHITE_SPACE}
+        return LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     return LLMatcher.grammar_from_lark(grammar.text)

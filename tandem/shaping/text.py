@@ -88,7 +88,8 @@ class _Entries:
 
     def add_bias(self, token_id: int, bias: float) -> None:
         """Have a bias for a token."""
-        self._bias[self.at(token_id)] = bias
+        place = self.at(token_id)  # before its column is read, which a new entry may replace
+        self._bias[place] = bias
 
     def see(self, token_id: int, count: int = 0) -> None:
         """A token is there, and was generated so many times more."""

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings
 
 from drafter_svc.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
+from tandem.drafting.choice.settings import RecipeSettings
 from tandem.errors import StartupError
 from tandem.settings import read_settings
 from tandem_vllm.settings import PluginSettings
@@ -73,6 +74,57 @@ def test_a_bad_value_names_its_variable(
     monkeypatch.setenv(variable, value)
     with pytest.raises(StartupError, match=variable):
         read_settings(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "like"),
+    [
+        (TargetSettings, "TANDEM_TARGET_MAX_GAMA", "TANDEM_TARGET_MAX_GAMMA"),
+        (TargetSettings, "tandem_target_modell", "TANDEM_TARGET_MODEL"),
+        (TargetSettings, "TANDEM_TARGET_METHOD", "docs/settings.md"),
+        (DrafterSettings, "TANDEM_DRAFTER_METRICS_PORT", "TANDEM_DRAFTER_METRICS_LISTEN"),
+        (OrchestratorSettings, "TANDEM_ORCHESTRATOR_TARGET", "TANDEM_ORCHESTRATOR_TARGETS"),
+        (OrchestratorSettings, "TANDEM_ORCHESTRATOR_QQQQQQQQ", "docs/settings.md"),
+        (VllmSettings, "TANDEM_TARGET_VLLM_TENSOR_PARALEL", "TANDEM_TARGET_VLLM_TENSOR_PARALLEL"),
+        (PluginSettings, "TANDEM_VLLM_DRAFTER", "TANDEM_VLLM_DRAFTERS"),
+    ],
+)
+def test_an_unknown_variable_is_refused(
+    kind: type[BaseSettings], variable: str, like: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(StartupError, match=f"{variable}: there is no such setting; .*{like}"):
+        read_settings(kind)
+
+
+# Kubernetes' service links, the client's variables, and those of what runs beside a service.
+BESIDE = {
+    "TANDEM_TARGET_PORT": "tcp://10.0.0.1:50052",
+    "TANDEM_TARGET_PORT_50052_TCP": "tcp://10.0.0.1:50052",
+    "TANDEM_TARGET_PORT_50052_TCP_PROTO": "tcp",
+    "TANDEM_TARGET_PORT_50052_TCP_PORT": "50052",
+    "TANDEM_TARGET_PORT_50052_TCP_ADDR": "10.0.0.1",
+    "TANDEM_TARGET_SERVICE_HOST": "10.0.0.1",
+    "TANDEM_TARGET_SERVICE_PORT": "50052",
+    "TANDEM_TARGET_SERVICE_PORT_GRPC": "50052",
+    "TANDEM_TARGET_METRICS_SERVICE_HOST": "10.0.0.1",
+    "TANDEM_TARGET_METRICS_PORT": "tcp://10.0.0.1:9464",
+    "TANDEM_TARGET_VLLM_EAGER": "true",
+    "TANDEM_ADDRESS": "127.0.0.1:1",
+    "TANDEM_TOKEN_FILE": "none",
+    "TANDEM_DRAFTER_ANYTHING": "1",
+    "TANDEM_VLLM_ANYTHING": "1",
+}
+
+
+def test_variables_of_others_are_let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in BESIDE.items():
+        monkeypatch.setenv(variable, value)
+    assert read_settings(TargetSettings) == TargetSettings()
+    assert read_settings(RecipeSettings, whole=False) == RecipeSettings()
+    monkeypatch.setenv("TANDEM_TARGET_PORT", "50052")
+    with pytest.raises(StartupError, match="TANDEM_TARGET_PORT: there is no such setting"):
+        read_settings(TargetSettings)
 
 
 def test_settings_are_frozen() -> None:

@@ -13,7 +13,7 @@ import structlog
 from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http import errors, replies
-from orchestrator.front.http.log_probs import Told
+from orchestrator.front.http.log_probs import TextLogProbs
 from orchestrator.front.http.replies import Form, Json, Usage
 from orchestrator.front.http.tools import ToolReader
 from orchestrator.front.texts import Texts
@@ -35,11 +35,14 @@ class Wanted:
         request: of it.
         prompt: its number among the call's prompts.
         before: what its text begins with: the prompt, where it is echoed.
+        begins: where the prompt's tokens begin in `before`, where their log probabilities are
+            asked for; None for one that is not in it.
     """
 
     request: Request
     prompt: int
     before: str = ""
+    begins: Sequence[int | None] = ()
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,14 @@ class Telling:
         stop_strings: texts end with the stop string that ended them.
         usage: a chunk at the end has the usage.
         tools: names of those that the model may call; their calls are told apart from text.
+        most_calls: of tools, that are told of a text; None for all.
     """
 
     tokens: bool = False
     stop_strings: bool = False
     usage: bool = False
     tools: frozenset[str] = frozenset()
+    most_calls: int | None = None
 
 
 class Gone(Exception):
@@ -101,24 +106,25 @@ class HttpAnswer:
         choices: list[Json] = [{} for _ in self._wanted]
 
         async def make(index: int, wanted: Wanted) -> None:
-            parts, tokens, told_tokens = [wanted.before], list[Json](), list[Told]()
+            parts, tokens, log_probs = [wanted.before], list[Json](), self._log_probs(wanted)
 
             async def take(event: Round | Summary) -> None:
                 if isinstance(event, Round):
                     parts.extend(token.text for token in event.tokens)
                     if self._telling.tokens:
                         tokens.extend(replies.tokens_of(event))
-                    if wanted.request.log_probs is not None:
-                        told_tokens.extend(replies.told_of(event))
+                    if log_probs is not None:
+                        log_probs.add(event)
                     return
                 text = "".join(parts) + self._end_of(event)
                 told, calls = self._reader().push(text, last=True)
                 finish = replies.finish_of(event, bool(calls))
                 choices[index] = self._form.choice(index, told, calls, finish)
-                if wanted.request.log_probs is not None:
+                if log_probs is not None:
                     # Those of a long prompt take a second.
-                    own = await asyncio.to_thread(self._form.log_probs, told_tokens)
-                    choices[index]["logprobs"], _ = own
+                    choices[index]["logprobs"] = await asyncio.to_thread(
+                        self._form.log_probs, log_probs.within(len(text))
+                    )
                 if self._telling.tokens:
                     stages = replies.stages_of(event)
                     choices[index]["tandem"] = {"tokens": tokens, "stages_ms": stages}
@@ -181,14 +187,15 @@ class HttpAnswer:
         """What is sent of each event of a text."""
         opening = self._form.first(index)
         before, called, reader = wanted.before, 0, self._reader()
-        offset = 0  # of log probabilities
+        characters, log_probs = 0, self._log_probs(wanted)
 
         def parts(event: Round | Summary) -> list[bytes]:
-            nonlocal opening, before, called, offset
+            nonlocal opening, before, called, characters
             if isinstance(event, Round):
                 text = before + "".join(token.text for token in event.tokens)
             else:
                 text = before + self._end_of(event)
+            characters += len(text)
             told, calls = reader.push(text, last=isinstance(event, Summary))
             numbered = [call.body(called + i) for i, call in enumerate(calls)]
             called += len(calls)
@@ -199,24 +206,33 @@ class HttpAnswer:
                 choices.append(self._form.last(index, told, numbered, finish))
                 if self._telling.tokens:
                     choices[-1]["tandem"] = {"stages_ms": replies.stages_of(event)}
-            elif told or numbered or self._telling.tokens or wanted.request.log_probs:
+            elif told or numbered or self._telling.tokens or log_probs is not None:
                 choices.append(self._form.delta(index, told, numbered))
-                if wanted.request.log_probs is not None:
-                    told_tokens = replies.told_of(event)
-                    choices[-1]["logprobs"], offset = self._form.log_probs(told_tokens, offset)
                 if self._telling.tokens:
                     choices[-1]["tandem"] = {
                         "round": event.number,
                         "gamma": event.gamma,
                         "tokens": replies.tokens_of(event),
                     }
+            if log_probs is not None:
+                if isinstance(event, Round):
+                    log_probs.add(event)
+                if own := log_probs.within(characters):
+                    choices[-1]["logprobs"] = self._form.log_probs(own)
             return [replies.event_of(self._form.chunk(each)) for each in choices]
 
         return parts
 
+    def _log_probs(self, wanted: Wanted) -> TextLogProbs | None:
+        """Of one text; None where none are asked for."""
+        if wanted.request.log_probs is None:
+            return None
+        has_text = self._texts.validator.codec.has_text
+        return TextLogProbs(wanted.begins, len(wanted.before), has_text=has_text)
+
     def _reader(self) -> ToolReader:
         """Of one text."""
-        return ToolReader(self._telling.tools)
+        return ToolReader(self._telling.tools, self._telling.most_calls)
 
     def _end_of(self, summary: Summary) -> str:
         """What a text has behind its tokens: the stop string that ended it, where the text is to

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -200,7 +201,16 @@ class HttpFront:
             return wanted
         codec = self._codec(validator)
         before = [p if isinstance(p, str) else codec.decode(p) for p in prompts]
-        return [replace(text, before=before[text.prompt]) for text in wanted]
+        begins: list[Sequence[int | None]] = [()] * len(prompts)
+        if body.log_probs is not None:
+            for each in prompts:
+                if isinstance(each, str):
+                    validator.check_text(each)
+            run = validator.encoder.run
+            begins = [await run(partial(codec.begins, each), call.caller, None) for each in prompts]
+        return [
+            replace(text, before=before[text.prompt], begins=begins[text.prompt]) for text in wanted
+        ]
 
     async def _of_chat(self, call: HttpCall, body: ChatBody, validator: Validator) -> list[Wanted]:
         prompt = await asyncio.to_thread(
@@ -255,6 +265,7 @@ class HttpFront:
             body.include_stop_str_in_output,
             bool(options.include_usage),
             names_of(body.offered),
+            body.most_calls,
         )
         answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
         if body.stream:
@@ -275,7 +286,12 @@ class HttpFront:
             )
         self._reading += 1
         try:
-            return await call.read(kind, settings.max_message_mib * MIB, settings.idle_seconds)
+            return await call.read(
+                kind,
+                settings.max_message_mib * MIB,
+                settings.idle_seconds,
+                unknown=settings.unknown_fields == "ignore",
+            )
         finally:
             self._reading -= 1
 

@@ -69,13 +69,14 @@ class HttpCall:
         if access is not None:
             self.caller = access.admit(headers, self._request.scope["state"]["names"])
 
-    async def read(self, kind: type[B], most: int, seconds: float) -> B:
+    async def read(self, kind: type[B], most: int, seconds: float, *, unknown: bool = False) -> B:
         """The body.
 
         Args:
             kind: of it.
             most: bytes.
             seconds: that it may take.
+            unknown: see `reading.read`.
 
         Raises:
             InvalidRequest: it is not what it should be, or too large.
@@ -96,8 +97,8 @@ class HttpCall:
             raise Gone from None
         body = b"".join(parts)
         if size > _LARGE:
-            return await asyncio.to_thread(reading.read, kind, body)
-        return reading.read(kind, body)
+            return await asyncio.to_thread(reading.read, kind, body, unknown=unknown)
+        return reading.read(kind, body, unknown=unknown)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> Any:
         """The message that starts a reply."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tandem import errors
@@ -45,7 +46,8 @@ _NAMES = {
     "stop_strings": "stop",
     "prompt_token_ids": "prompt",
     "bad_strings": "bad_words",
-    "grammar": "response_format",
+    "chat": "messages",
+    "chat.messages": "messages",
     "log_probs.prompt": "logprobs",
     "log_probs": "logprobs",
     "verifier": "tandem.verifier",
@@ -54,10 +56,36 @@ _NAMES = {
     "max_nodes": "tandem.max_nodes",
     "request_id": "x-request-id",
 }
+# Within a sentence, the names that are no words of plain English.
+_WITHIN = re.compile(
+    r"\b(?:max_new_tokens|stop_strings|prompt_token_ids|bad_strings|verifier_options|max_nodes|gamma)\b"
+)
 STOPPING = errors.Unavailable("the orchestrator is stopping; try again, or resume elsewhere")
 UNEXPECTED = errors.EngineFailure("internal error; the service's log has the details")
 # As a header counts them.
 _LATER_SECONDS = 1
+
+
+class InHttpWords(errors.InvalidRequest):
+    """A refusal with the names of HTTP's fields for gRPC's.
+
+    Attributes:
+        field: that the sentence begins with; None for none.
+
+    Args:
+        sentence: of an `InvalidRequest`.
+        own: the fields of the call for those of gRPC's that have several.
+    """
+
+    def __init__(self, sentence: str, own: Mapping[str, str] = {}) -> None:
+        self.field: str | None = None
+        if named := _FIELD.match(sentence):
+            names, rest = {**_NAMES, **own}, sentence[named.end() :]
+            if named[1] != "grammar":  # which quotes what the client wrote
+                rest = _WITHIN.sub(lambda found: names[found[0]], rest)
+            self.field = names.get(named[1], named[1])
+            sentence = self.field + rest
+        super().__init__(sentence)
 
 
 class TooLarge(errors.InvalidRequest):
@@ -76,6 +104,7 @@ class WrongMethod(errors.InvalidRequest):
         self.allowed = allowed
 
 
+_KINDS[InHttpWords] = _KINDS[errors.InvalidRequest]
 _KINDS[WrongMethod] = _Kind(405, "invalid_request_error", "method_not_allowed")
 _KINDS[TooLarge] = _Kind(413, "invalid_request_error", "body_too_large")
 
@@ -88,15 +117,13 @@ def status_of(error: errors.TandemError) -> int:
 def body_of(error: errors.TandemError) -> dict[str, Any]:
     """What tells an error to a client."""
     kind = _KINDS.get(type(error), _INTERNAL)
-    sentence, field = str(error), None
-    if type(error) in (errors.InvalidRequest, TooLarge) and (named := _FIELD.match(sentence)):
-        field = _NAMES.get(named[1], named[1])
-        sentence = field + sentence[named.end() :]
+    if type(error) in (errors.InvalidRequest, TooLarge):
+        error = InHttpWords(str(error))
     return {
         "error": {
-            "message": errors.cut(sentence),
+            "message": errors.cut(str(error)),
             "type": kind.type,
-            "param": field,
+            "param": error.field if isinstance(error, InHttpWords) else None,
             "code": kind.code,
         }
     }

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from orchestrator.front.http.log_probs import Spell, Told, characters, of_chat, of_completion
+from orchestrator.front.http.log_probs import Spell, Told, of_chat, of_completion
 from orchestrator.front.http.tools import ToolCall
 from orchestrator.text.values import FinishReason, Round, Summary
 from tandem.telemetry.stages import WAITS
@@ -41,27 +41,23 @@ def tokens_of(round_: Round) -> list[Json]:
     ]
 
 
-def told_of(round_: Round) -> list[Told]:
-    """A round's tokens with their log probabilities; in the first round, the prompt's before."""
-    return [*round_.prompt_log_probs, *((token.id, token.log_prob) for token in round_.tokens)]
-
-
 def stages_of(summary: Summary) -> Json:
     """Where a text's time went, in milliseconds; the names are those of `Stages`."""
     return {name: round(summary.times.spent_ns(name) / 1e6, 3) for name in WAITS}
 
 
 def finish_of(summary: Summary, called: bool) -> Json:
-    """Why a text ended: as OpenAI says it, and which stop string it was.
+    """Why a text ended: as OpenAI says it, and which stop string or token id it was.
 
     Args:
         summary: of the text.
         called: whether it calls tools.
     """
     own = "tool_calls" if called else "stop"
+    reason = summary.stop_string or _ENDS.get(summary.finish_reason)
     return {
         "finish_reason": _REASONS.get(summary.finish_reason, own),
-        "stop_reason": summary.stop_string or _ENDS.get(summary.finish_reason),
+        "stop_reason": summary.stop_token_id if reason is None else reason,
     }
 
 
@@ -119,7 +115,7 @@ class Form(ABC):
     whole: ClassVar[str]
     part: ClassVar[str]
 
-    log_probs_as: ClassVar[Callable[[Sequence[Told], Spell, int], Json]]
+    log_probs_as: ClassVar[Callable[[Sequence[Told], Spell], Json]]
 
     def __init__(self, name: str, created: int, model: str, spell: Spell) -> None:
         self._spell = spell
@@ -141,18 +137,9 @@ class Form(ABC):
     def last(self, index: int, text: str, calls: Sequence[Json], finish: Json) -> Json:
         """The end of a text."""
 
-    def log_probs(self, tokens: Sequence[Told], offset: int = 0) -> tuple[Json, int]:
-        """Of a text's tokens, or of a part of them.
-
-        Args:
-            tokens: with their log probabilities.
-            offset: characters of the tokens before.
-
-        Returns:
-            What is told, and the offset of the tokens that follow.
-        """
-        end = offset + characters(tokens, self._spell)
-        return type(self).log_probs_as(tokens, self._spell, offset), end
+    def log_probs(self, tokens: Sequence[Told]) -> Json:
+        """Of a text's tokens, or of a part of them."""
+        return type(self).log_probs_as(tokens, self._spell)
 
     def reply(self, choices: Sequence[Json], usage: Json) -> Json:
         """All texts."""

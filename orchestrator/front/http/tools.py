@@ -49,10 +49,11 @@ class ToolReader:
 
     Args:
         names: of the tools that the model may call; without any, all is text.
+        most: calls that are told, the first ones; None for all.
     """
 
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self._names = frozenset(names)
+    def __init__(self, names: Collection[str] = (), most: int | None = None) -> None:
+        self._names, self._left = frozenset(names), most
         self._held = ""
         self._began = False  # something was told that is not blank
 
@@ -63,6 +64,13 @@ class ToolReader:
             text: that came.
             last: nothing more comes.
         """
+        told, calls = self._push(text, last=last)
+        if self._left is not None:
+            calls = calls[: self._left]
+            self._left -= len(calls)
+        return told, calls
+
+    def _push(self, text: str, *, last: bool) -> tuple[str, list[ToolCall]]:
         if not self._names:
             return text, []
         self._held += text

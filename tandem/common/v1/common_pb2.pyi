@@ -271,7 +271,9 @@ class Shaping(google.protobuf.message.Message):
     max_new_tokens.
     """
     json_schema: builtins.str
-    """json_schema is a JSON schema."""
+    """json_schema is a JSON schema. White space has at most 64 characters in one place, unless
+    x-guidance.whitespace_pattern of the schema sets another pattern.
+    """
     regex: builtins.str
     """regex is a regular expression in the syntax of Rust's regex crate, without look-around."""
     lark: builtins.str
@@ -802,7 +804,9 @@ class ModelInfo(google.protobuf.message.Message):
     """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """eos_token_ids end a text; a model may have several, or none."""
+        """eos_token_ids end a text: all that the checkpoint's generation config, config and tokenizer
+        name. A model may have several, or none.
+        """
 
     @property
     def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PassTime]:

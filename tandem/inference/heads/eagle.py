@@ -50,7 +50,11 @@ class EagleHead(Head):
     def __init__(self, source: Source) -> None:
         files = source.files
         tensors = {name.replace("midlayer.", _AT): part for name, part in files.tensors().items()}
-        tensors.pop("t2d", None)
+        read = {"embed_tokens.weight", "lm_head.weight", "fc.weight", "fc.bias", "d2t"}
+        read |= {"norm.weight"} if files.is_fused else set()
+        rest = [name for name in tensors if name not in read and not name.startswith(_AT)]
+        files.require_all_read(rest)
+        tensors = {name: part for name, part in tensors.items() if name not in rest}
         if "embed_tokens.weight" not in tensors:
             tensors["embed_tokens.weight"] = source.embedding()
         if "lm_head.weight" not in tensors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,12 @@ _LOOKED_FOR = {
     "hydra": "a config.json with hydra_num_heads",
     "eagle": "*.safetensors with fc.weight",
 }
+# What names a kind of drafter that there is no head for: keys and values of a configuration.
+_OTHERS = ("dflash", "dspark", "peagle", "domino")
+# Tensors that nothing depends on, by the ends of their names.
+_HARMLESS = ("t2d", "rotary_emb.inv_freq")
+# Names in a sentence.
+_SHOWN = 3
 _MOST_BYTES = 1 << 20  # of a configuration
 _MOST_HEADER = 1 << 26  # of a file of tensors
 
@@ -73,10 +79,19 @@ class HeadFiles:
 
     @property
     def _named_layers(self) -> tuple[int, ...]:
+        """Layers that its files name, in our numbers; none where they name none.
+
+        The authors and speculators number them as we do. Those nested in `eagle_config` (SpecForge,
+        NVIDIA, lmsys) count layers from 0. A key of ours overrides both.
+        """
         inner = self.config.get("eagle_config")
         inner = inner if isinstance(inner, dict) else {}
         key = "eagle_aux_hidden_state_layer_ids"
-        return tuple(map(int, self.config.get(key) or inner.get(key) or ()))
+        if own := self.own.get("layers"):
+            return tuple(map(int, own))
+        if flat := self.config.get(key):
+            return tuple(map(int, flat))
+        return tuple(int(layer) + 1 for layer in inner.get(key) or ())
 
     @property
     def is_fused(self) -> bool:
@@ -110,6 +125,23 @@ class HeadFiles:
         """See the attributes."""
         own = self.config.get("tandem", {})
         return own if isinstance(own, dict) else {}
+
+    def require_all_read(self, rest: Iterable[str]) -> None:
+        """Refuse tensors that the family has no place for: the head would draft without them.
+
+        Args:
+            rest: names of what was not read.
+
+        Raises:
+            StartupError: some are left.
+        """
+        left = sorted(name for name in rest if not name.endswith(_HARMLESS))
+        if left:
+            more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+            raise StartupError(
+                f"the head {self.path} is none of {self.family}'s that are known here: its tensors"
+                f" {', '.join(left[:_SHOWN])}{more} would be left out"
+            )
 
     def tensors(self) -> dict[str, Any]:
         """All tensors of the folder, by their names.
@@ -156,6 +188,7 @@ def head_files(folder: str) -> HeadFiles | None:
         raise StartupError(f"cannot read {path / 'config.json'}: {first_line(error)}") from None
     if not isinstance(config, dict):
         return None
+    _require_known(path, config)
     family = _MODEL_TYPES.get(config.get("model_type", ""), "")
     for key, known in _KEYS.items():
         if key in config:
@@ -164,6 +197,24 @@ def head_files(folder: str) -> HeadFiles | None:
         names = _names_in(path)
         family = next((known for name, known in _TENSORS.items() if name in names), "")
     return HeadFiles(path, family, config) if family else None
+
+
+def _require_known(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a drafter of a kind that would be read as another one.
+
+    Raises:
+        StartupError: which kind it is.
+    """
+    architectures = config.get("architectures")
+    named = [*architectures] if isinstance(architectures, list) else []
+    named += [str(config.get("speculators_model_type", ""))]
+    named += [name.removesuffix("_config") for name in config if name.endswith("_config")]
+    kind = next((str(n) for n in named if str(n).lower().startswith(_OTHERS)), None)
+    if kind is not None:
+        raise StartupError(
+            f"{path} is a drafter of the kind {kind}, which Tandem does not have: draft with a"
+            " small model, or with a head of Medusa, Hydra or EAGLE"
+        )
 
 
 def _names_in(folder: Path) -> set[str]:

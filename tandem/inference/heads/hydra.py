@@ -24,6 +24,10 @@ _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|
 _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?weight")
 # As the authors spell it.
 _PREFIX = "prefix_embeding_layer."
+_READ = re.compile(
+    rf"{_BLOCK.pattern}|{_OUTPUT.pattern}|(?:{re.escape(_PREFIX)})?embed_tokens\.weight"
+    rf"|{re.escape(_PREFIX)}(?:norm\.weight|layers\.0\..*)"
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -64,6 +68,7 @@ class HydraHead(Head):
 
     def __init__(self, source: Source) -> None:
         tensors = source.files.tensors()
+        source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         own = tensors.pop(f"{_PREFIX}embed_tokens.weight", None)
         embedding = tensors.get("embed_tokens.weight", own)
         tensors["embed_tokens.weight"] = source.embedding() if embedding is None else embedding

@@ -24,6 +24,10 @@ _AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|b
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 _DECODER = re.compile(r"blocks\.(\d+)\.self_attn\.")
 _OUTPUT = re.compile(r"lm_heads\.(\d+)\.weight")
+_READ = re.compile(
+    rf"{_AUTHORS.pattern}|{_BLOCK.pattern}|{_OUTPUT.pattern}|lm_head\.weight"
+    r"|blocks\.\d+\.(?:self_attn|mlp|input_layernorm|post_attention_layernorm)\..*"
+)
 
 
 class MedusaHead(Head):
@@ -37,6 +41,7 @@ class MedusaHead(Head):
         tensors = source.files.tensors()
         decoders = _decoders_of(tensors)
         weights, biases = ([], []) if decoders else _residual_of(tensors, source.files)
+        source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         outputs = _outputs_of(tensors)
         self.depths = len(decoders) or len(weights[0])
         if sorted(outputs) not in ([], [0], list(range(self.depths))):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from tandem.checkpoint_folder import gguf_advice
@@ -19,6 +22,16 @@ from tandem.errors import StartupError, first_line
 _LOADING = threading.Lock()
 # A checkpoint is data: code in it is never run, and no prompt on a terminal asks to run it.
 _AS_DATA = {"trust_remote_code": False}
+# Tensors that no logit of the text depends on: buffers that are computed, layers that predict
+# further tokens, and what reads pictures or sound.
+_HARMLESS = re.compile(
+    r"rotary_emb\.inv_freq$|\.masked_bias$|^(model\.)?mtp(_layers)?\."
+    r"|^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower)\."
+)
+# Names in a sentence.
+_SHOWN = 3
+# Kinds of quantised weights.
+_NOT_ON_A_CPU = frozenset({"fp8"})
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -50,6 +63,7 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
             )
     try:
         config = AutoConfig.from_pretrained(model, **_AS_DATA)
+        _require_quantisation(model, config, where)
         with _LOADING:
             loaded, report = AutoModelForCausalLM.from_pretrained(
                 model,
@@ -60,6 +74,8 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
                 **_AS_DATA,
             )
         loaded = loaded.to(where)
+    except StartupError:
+        raise
     except Exception as error:  # transformers passes on its readers' exceptions, of any kind
         raise StartupError(
             f"cannot load the model {model!r}: {type(error).__name__}: {first_line(error)}"
@@ -67,7 +83,62 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
     if report["missing_keys"]:
         missing = ", ".join(sorted(report["missing_keys"])[:3])
         raise StartupError(f"the model {model!r} lacks weights: {missing}")
+    _require_all_read(model, config, report["unexpected_keys"])
     return loaded
+
+
+def _require_quantisation(model: str, config: Any, device: torch.device) -> None:
+    """Refuse quantised weights that would be read as if they were none, or cannot be computed.
+
+    Raises:
+        StartupError: which kind they are.
+    """
+    own = getattr(config.get_text_config(), "quantization_config", None)
+    own = own or getattr(config, "quantization_config", None)
+    if own is None:
+        return
+    method = str(own.get("quant_method") if isinstance(own, dict) else own.quant_method)
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        known = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+        raise StartupError(
+            f"the model {model!r} is quantised by {method!r}, which transformers does not know"
+            f" ({known}): take its weights without quantisation, or serve it with"
+            " TANDEM_TARGET_ENGINE=vllm"
+        )
+    if device.type == "cpu" and method in _NOT_ON_A_CPU:
+        raise StartupError(
+            f"the model {model!r} is quantised by {method!r}, which needs a GPU: set DEVICE, or"
+            " take its weights without quantisation"
+        )
+
+
+def _require_all_read(model: str, config: Any, left: Iterable[str]) -> None:
+    """Refuse weights that a model has no place for: it would be served as if it were right.
+
+    Args:
+        model: its name.
+        config: of the checkpoint.
+        left: names of tensors that were not read.
+
+    Raises:
+        StartupError: what the folder is, and which tensors would be left out.
+    """
+    text = config.get_text_config()
+    first = int(getattr(text, "num_hidden_layers", 0) or 0)
+    # Layers behind the last one that predict further tokens (DeepSeek, GLM).
+    further = range(first, first + int(getattr(text, "num_nextn_predict_layers", 0) or 0))
+    predicting = tuple(f"model.layers.{layer}." for layer in further)
+    rest = sorted(
+        name for name in left if not _HARMLESS.search(name) and not name.startswith(predicting)
+    )
+    if rest:
+        kind = ", ".join(config.architectures or ()) or config.model_type
+        more = f" and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else ""
+        raise StartupError(
+            f"the model {model!r} ({kind}) has weights that its config.json has no place for, and"
+            f" that would be left out: {', '.join(rest[:_SHOWN])}{more}; it is a model of another"
+            " kind, or config.json is not its own"
+        )
 
 
 def device_of(name: str) -> torch.device:

@@ -241,7 +241,7 @@ class Stopping(google.protobuf.message.Message):
     max_new_tokens: builtins.int
     """max_new_tokens is the most tokens to generate; prompt and new tokens together
     must fit the max_length of the target and, where gamma is given and not 0, of the drafter.
-    >= 1. Default 256, or what fits if less.
+    >= 1. Default 256, or min_tokens if more, or what fits if less.
     """
     ignore_eos: builtins.bool
     """ignore_eos continues past the model's end-of-text tokens. Default false."""

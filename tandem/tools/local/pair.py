@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tandem.drafting.choice.head_folder import feedback_of, method_of
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
 from tandem.tools.local.process import ROOT
+from tandem.vocabulary import difference
 
 _HUB_ID = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 
@@ -36,6 +38,19 @@ def located(service: str, model: str) -> str:
         reason = gguf_advice(folder) or "no directory of that name has a config.json"
         raise Misconfigured(f"{service}: cannot load the model {model!r}: {reason}")
     return folder
+
+
+def difference_of(models: Sequence[str]) -> str:
+    """How the tokenizers of two checkpoints differ; empty where they do not, or where one is not in
+    a directory here."""
+    from tokenizers import Tokenizer
+
+    files = [Path(model, "tokenizer.json") for model in models]
+    try:
+        vocabularies = [Tokenizer.from_file(str(file)).get_vocab() for file in files]
+    except Exception:  # the library raises bare exceptions; the services have read what they need
+        return ""
+    return difference(*vocabularies)
 
 
 NO_DRAFTER = "none"

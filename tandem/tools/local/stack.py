@@ -14,6 +14,7 @@ from threading import Event
 from tandem.failure import Failure, Misconfigured
 from tandem.rpc.endpoint import Endpoint
 from tandem.tools.local.endpoints import endpoint_of, require_free
+from tandem.tools.local.pair import difference_of
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.readiness import is_improving, is_ready, refusal
 
@@ -232,8 +233,14 @@ class Stack:
         if time.monotonic() < fit_by:
             return False
         if reason := refusal(self.endpoint("orchestrator")):
-            raise Misconfigured(f"orchestrator: {reason}")
+            raise Misconfigured(f"orchestrator: {reason}{self._tokenizers()}")
         return False
+
+    def _tokenizers(self) -> str:
+        """How those of the pair differ, as the end of a sentence; empty where they do not."""
+        services = self._settings.services
+        found = difference_of([services.get(name, {}).get("MODEL", "") for name in _MODELS])
+        return f" ({found}; the first is the drafter's)" if found else ""
 
     def require_alive(self) -> None:
         """Check that no service has ended.

@@ -145,11 +145,11 @@ async def test_every_option_reaches_the_request(served: Served) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "sampling.temperature must be finite"),
     ({"what": 1}, "what: there is no such option"),
-    ({"top_k": -1}, "wrong type or is out of range"),
-    ({"stop": 7}, "wrong type or is out of range"),
+    ({"top_k": -1}, "top_k: -1 has the wrong type or is out of range"),
+    ({"stop": 7}, "stop: 7 has the wrong type or is out of range"),
     ({"prompt": [{"role": "user", "content": "Hi"}, 5]}, "a chat is a list of messages"),
-    ({"regex": "a", "grammar": "start: /a/"}, "regex and lark exclude each other"),
-    ({"choice": ["a"], "grammar": "start: /a/"}, "grammar and choice exclude each other"),
+    ({"regex": "a", "grammar": "start: /a/"}, "regex: it and grammar exclude each other"),
+    ({"choice": ["a"], "grammar": "start: /a/"}, "grammar: it and choice exclude each other"),
     ({"json_schema": {"type": "no"}}, "sampling.shaping.grammar: .*Invalid type"),
 ]
 

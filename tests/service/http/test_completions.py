@@ -137,6 +137,17 @@ async def test_stop_strings_end_a_text_before_or_behind_them(fronts: Fronts) -> 
             assert stop in wanted.text
 
 
+async def test_a_stop_token_is_told_by_its_id(fronts: Fronts) -> None:
+    asked: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 12, "seed": 2}
+    ids = (await by_grpc(fronts, max_new_tokens=12, seed=2, gamma=4)).token_ids
+    more = {"stop_token_ids": [ids[5]]}
+    found = await fronts.openai.completions.create(**asked, extra_body=more)
+    assert found.choices[0].finish_reason == "stop"
+    assert found.choices[0].model_extra == {"stop_reason": ids[5]}
+    assert found.usage is not None
+    assert found.usage.completion_tokens == list(ids).index(ids[5]) + 1
+
+
 async def test_tokens_tell_where_they_came_from(fronts: Fronts) -> None:
     own = {"tokens": True, "gamma": 3, "verifier": "token"}
     found = await fronts.openai.completions.create(

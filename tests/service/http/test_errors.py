@@ -40,6 +40,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"stop": ["a"] * 65}, "stop"),
     ({"min_p": 2}, "min_p"),
+    ({"seed": -2}, "seed"),
     ({"n": 0}, "n"),
     ({"n": 1000}, "n"),
     ({"stop": [""]}, "stop"),
@@ -56,6 +57,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logprobs": 21}, "logprobs"),
     ({"suffix": "x"}, "suffix"),
+    ({"temprature": 0.5}, "temprature"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
 ]
 
@@ -87,11 +89,21 @@ async def test_values_that_ask_for_nothing_are_taken(fronts: Fronts) -> None:
         "response_format": {"type": "text"},
         "user": "ann",
         "top_k": -1,
-        "seed": -5,
-        "what_nobody_knows": 1,
+        "seed": -1,
     }
     reply = await fronts.http.post("/v1/completions", json={**ASKED, **nothing})
     assert reply.status_code == 200, reply.text
+
+
+async def test_unknown_fields_may_be_let_pass(embedded_pair: tuple[Path, Path]) -> None:
+    async with serving_http(embedded_pair, unknown_fields="ignore") as fronts:
+        plain = await fronts.http.post("/v1/completions", json={**ASKED, "temperature": 0})
+        more = {**ASKED, "temperature": 0, "what_nobody_knows": 1}
+        found = await fronts.http.post("/v1/completions", json=more)
+        assert found.json()["choices"] == plain.json()["choices"]
+        for body, status in (({"prompt": "x", "more": 1}, 200), ({"best_of": 2, **ASKED}, 400)):
+            path = "/v1/completions" if "best_of" in body else "/tokenize"
+            assert (await fronts.http.post(path, json=body)).status_code == status
 
 
 NO_BODIES: list[tuple[bytes, int, str]] = [

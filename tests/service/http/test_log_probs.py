@@ -142,6 +142,39 @@ async def test_echo_tells_those_of_the_prompt(fronts: Fronts, model: Any) -> Non
         assert told.token_logprobs[1:-1] == pytest.approx(expected, abs=TOLERANCE)
 
 
+async def test_offsets_are_places_in_the_text(fronts: Fronts) -> None:
+    """Also where characters have several tokens, and never behind a stop string."""
+    prompt = "# 🎉🔥 日本語\nx = "
+    asked: dict[str, Any] = {"model": "target", "echo": True, "logprobs": 0, "temperature": 0}
+    plain = (await fronts.openai.completions.create(prompt=PROMPT, max_tokens=24, **asked)).choices
+    stop = plain[0].text[len(PROMPT) + 9 :][:2]
+    ids = (await fronts.http.post("/tokenize", json={"prompt": prompt})).json()["tokens"]
+    for more in (
+        {"prompt": prompt, "max_tokens": 3},
+        {"prompt": ids, "max_tokens": 3},
+        {"prompt": PROMPT, "max_tokens": 24, "stop": stop},
+        {"prompt": PROMPT, "max_tokens": 24, "stop": stop, "stream": True},
+    ):
+        found = await fronts.openai.completions.create(**asked, **more)
+        choices = (
+            [choice async for chunk in found for choice in chunk.choices]
+            if "stream" in more
+            else found.choices
+        )
+        text = "".join(choice.text for choice in choices)
+        told = [choice.logprobs for choice in choices if choice.logprobs is not None]
+        tokens = [token for one in told for token in one.tokens]
+        offsets = [offset for one in told for offset in one.text_offset]
+        assert len(offsets) > 6
+        for token, offset in zip(tokens, offsets, strict=True):
+            if token.startswith("bytes:"):
+                assert ord(text[offset]) > 127
+            else:
+                rest = text[offset : offset + len(token)]
+                assert rest == token[: len(rest)] != "", (token, offset)
+        assert offsets == sorted(offsets)
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [({"logprobs": 21}, "logprobs"), ({"logprobs": -1}, "logprobs"), ({"logprobs": 1.5}, None)],

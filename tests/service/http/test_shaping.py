@@ -219,12 +219,22 @@ WRONG: list[tuple[Any, str]] = [
     ({"bad_words": ["x"] * 65}, "bad_words"),
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-    ({"guided_regex": "a(b"}, "response_format"),
-    ({"guided_json": {"type": "nothing"}}, "response_format"),
-    ({"guided_json": "{"}, "response_format"),
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "response_format"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "schema": {"type": "no"}},
+            }
+        },
+        "response_format",
+    ),
+    ({"guided_regex": "a(b"}, "guided_regex"),
+    ({"guided_json": {"type": "nothing"}}, "guided_json"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"structured_outputs": {"regex": "a(b"}}, "structured_outputs.regex"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
     ({"guided_choice": []}, "guided_choice"),
-    ({"guided_regex": "a" * 70_000}, "response_format"),
+    ({"guided_regex": "a" * 70_000}, "guided_regex"),
 ]
 
 

@@ -20,6 +20,8 @@ from tandem.tools.local.stack import Stack, StackSettings, running
 from tests.support.processes.fork_server import Forked
 from tests.support.waiting import wait_until
 
+# One thread for each model: they share two cores with everything else.
+_MODELS = {name: {"THREADS": "1"} for name in ("drafter", "target")}
 READY_SECONDS = 300  # on a busy machine
 
 
@@ -122,9 +124,8 @@ def trio(
     fast.
     """
     own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
-    # One thread for each model: they share two cores with everything else.
     services = {
-        name: {"LISTEN": "127.0.0.1:0", "THREADS": "1", **(settings or {})}
+        name: {"LISTEN": "127.0.0.1:0", **_MODELS.get(name, {}), **(settings or {})}
         for name, settings in own.items()
     }
     settings = StackSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -99,6 +100,38 @@ def test_walks_over_a_tree_leave_no_trace(embedded_pair: tuple[Path, Path]) -> N
             break
         emitted.append(source.choice(known))
         state.extend(emitted[-1:])
+
+
+# Each character is a token; byte-level tokenizers spell the last three in their own way.
+JSON, SPELLED = '{}[]":,a1 \n\t', '{}[]":,a1ĠĊĉ'
+INDENTED = '{\n\t"a": [\n\t\t1,\n\t\t{"a":1}\n\t]\n}'
+
+
+def taken(text: str, schema: str) -> str:
+    """As much of a text as a schema lets come."""
+    grammars = Grammars(lambda: tokenizer_json(SPELLED), len(SPELLED), ())
+    state = grammars.state(Grammar(GrammarKind.JSON_SCHEMA, schema))
+    for count, letter in enumerate(text):
+        try:
+            state.extend([JSON.index(letter)])
+        except InvalidRequest:
+            return text[:count]
+    return text
+
+
+@pytest.mark.parametrize("schema", ["{}", " true", '{"x-guidance":{"item_separator":","}}'])
+def test_white_space_of_json_is_bounded(schema: str) -> None:
+    assert taken(INDENTED, schema) == INDENTED
+    for before in ("{", '{"a"', '{"a":', '{"a":1', "[1,"):
+        assert taken(before + "\n" * 400, schema) == before + "\n" * 64
+        mixed = before + "\n \t" * 133
+        assert taken(mixed, schema) == mixed[: len(before) + 64]
+
+
+def test_a_schema_may_name_other_white_space() -> None:
+    endless = json.dumps({"x-guidance": {"whitespace_pattern": "[\n]+"}})
+    assert taken("{" + "\n" * 400, endless) == "{" + "\n" * 400
+    assert taken("{ ", endless) == "{"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,15 @@ def test_it_is_what_transformers_does() -> None:
         assert torch.allclose(found[i], expected[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [64, 65, 129, MOST_BIASED])
+def test_each_bias_is_added_however_many_there_are(count: int) -> None:
+    bias = tuple((token, (token % 201 - 100) / 4) for token in range(count))
+    text = ShapedText(Shaping(logit_bias=bias), MOST_BIASED, PROMPT)
+    found = shape(torch.zeros(1, MOST_BIASED), [(0, text.rows([()]))])
+    expected = [value for _, value in bias] + [0.0] * (MOST_BIASED - count)
+    assert found[0].tolist() == expected
+
+
 def test_penalties_count_what_was_generated() -> None:
     shaping = Shaping(frequency_penalty=0.5, presence_penalty=0.25)
     logits = rows(2)

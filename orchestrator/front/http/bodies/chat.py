@@ -14,8 +14,6 @@ from orchestrator.front.validation import MOST_MESSAGES
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.log_probs import LogProbsWanted
 
-# As texts name it.
-_LIMIT = "max_new_tokens"
 _MOST_TOOLS = 256
 
 
@@ -70,6 +68,7 @@ class ChatBody(Generating):
     Attributes:
         tools: that the model may call.
         tool_choice: "none" shows the model no tools.
+        parallel_tool_calls: whether an answer may call several.
     """
 
     unsupported: ClassVar = {
@@ -84,8 +83,11 @@ class ChatBody(Generating):
         "chat_template": (None,),
         "reasoning_effort": (None,),
         "verbosity": (None,),
+        "add_special_tokens": (None, False),
+        "echo": (None, False),
+        "documents": (None, []),
+        "include_reasoning": (None, True),
     }
-    ignored: ClassVar = Generating.ignored | {"parallel_tool_calls"}
 
     messages: Annotated[
         list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
@@ -95,8 +97,14 @@ class ChatBody(Generating):
     top_logprobs: int | None = None
     tools: _Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def most_calls(self) -> int | None:
+        """See `Generating`."""
+        return None if self.parallel_tool_calls else 1
 
     @property
     def log_probs(self) -> LogProbsWanted | None:
@@ -107,12 +115,12 @@ class ChatBody(Generating):
             return None
         return self._log_probs("top_logprobs", self.top_logprobs or 0)
 
-    def named(self, error: InvalidRequest) -> InvalidRequest:
+    @property
+    def own_names(self) -> dict[str, str]:
         """See `Generating`."""
-        sentence = str(error)
-        if self.max_completion_tokens is None or not sentence.startswith(_LIMIT):
-            return error
-        return InvalidRequest("max_completion_tokens" + sentence.removeprefix(_LIMIT))
+        newer = self.max_completion_tokens is not None
+        limit = "max_completion_tokens" if newer else "max_tokens"
+        return {**super().own_names, "max_new_tokens": limit, "prompt": "messages"}
 
     @property
     def limit(self) -> int | None:

@@ -33,13 +33,14 @@ class CompletionBody(Generating):
     unsupported: ClassVar = {
         **Generating.unsupported,
         "suffix": (None, ""),
+        "add_special_tokens": (None, True),
     }
+    # OpenAI's.
+    default_limit: ClassVar = 16
 
     prompt: Annotated[Any, PlainValidator(_prompt)]
     echo: bool = False
     logprobs: int | None = None
-    # OpenAI's default.
-    max_tokens: int | None = 16
 
     @property
     def log_probs(self) -> LogProbsWanted | None:

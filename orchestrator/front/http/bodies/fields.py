@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator
 
 
 class Body(BaseModel):
-    """Of a request. It takes unknown fields, and the log tells of each once."""
+    """Of a request. Unknown fields are kept; `reading` refuses them or tells the log of them."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
 

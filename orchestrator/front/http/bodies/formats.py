@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -77,12 +78,12 @@ class StructuredOutputs(Exact):
     grammar: str | None = None
 
 
-def grammar_of(
+def grammars_of(
     response_format: ResponseFormat | None,
     structured: StructuredOutputs | None,
     guided: StructuredOutputs,
-) -> Grammar | None:
-    """The grammar that a body asks for; None for none.
+) -> dict[str, Grammar]:
+    """The grammars that a body asks for, by the fields that do.
 
     Args:
         response_format: of the body, as the next one.
@@ -90,37 +91,27 @@ def grammar_of(
         guided: its fields of older names.
 
     Raises:
-        InvalidRequest: it asks for several.
+        InvalidRequest: a format has no schema, or one without a use.
     """
-    asked = [
-        grammar
-        for each in (structured, guided)
-        if each is not None
-        for grammar in _grammars_of(each)
-    ]
+    found = {f"guided_{name}": grammar for name, grammar in _grammars_of(guided)}
+    if structured is not None:
+        found |= {f"structured_outputs.{name}": each for name, each in _grammars_of(structured)}
     if response_format is not None and response_format.grammar is not None:
-        asked.append(response_format.grammar)
-    if len(asked) > 1:
-        raise InvalidRequest(
-            "response_format: only one of response_format, structured_outputs and guided_... may"
-            " ask for a grammar"
-        )
-    return asked[0] if asked else None
+        found["response_format"] = response_format.grammar
+    return found
 
 
-def _grammars_of(asked: StructuredOutputs) -> list[Grammar]:
-    found = []
+def _grammars_of(asked: StructuredOutputs) -> Iterator[tuple[str, Grammar]]:
     if asked.by_json is not None:
-        found.append(_of_schema(asked.by_json))
+        yield "json", _of_schema(asked.by_json)
     if asked.regex is not None:
-        found.append(Grammar(GrammarKind.REGEX, asked.regex))
+        yield "regex", Grammar(GrammarKind.REGEX, asked.regex)
     if asked.choice is not None:
         # A string of Lark is one of JSON.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in asked.choice)
-        found.append(Grammar(GrammarKind.LARK, f"start: {texts}"))
+        yield "choice", Grammar(GrammarKind.LARK, f"start: {texts}")
     if asked.grammar is not None:
-        found.append(Grammar(GrammarKind.LARK, asked.grammar))
-    return found
+        yield "grammar", Grammar(GrammarKind.LARK, asked.grammar)
 
 
 def _of_schema(schema: Schema) -> Grammar:

@@ -13,15 +13,18 @@ from orchestrator.front.http.bodies.formats import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
-    grammar_of,
+    grammars_of,
 )
+from orchestrator.front.http.errors import InHttpWords
 from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
 from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
 from tandem.speculation.request.sampling import MAX_SEED, Sampling
-from tandem.speculation.request.shaping import MOST_BIASED, Shaping
+from tandem.speculation.request.shaping import MOST_BIASED, Grammar, Shaping
 
+# A seed for which one is drawn.
+_DRAWN = -1
 # Of a token id.
 _DIGITS = 10
 _MOST_STOPS = 64
@@ -66,28 +69,67 @@ class Generating(Body):
     Attributes:
         unsupported: fields that OpenAI's API or its other servers have and this one has not, with
             the values that ask for nothing.
+        renamed: names that other servers have for fields of ours.
+        default_limit: most tokens to generate where the body names no limit; None takes the
+            orchestrator's.
     """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "best_of": (None, 1),
         "prompt_logprobs": (None,),
         "use_beam_search": (None, False),
+        "num_beams": (None, 1),
         "length_penalty": (None, 1, 1.0),
         "allowed_token_ids": (None,),
         "truncate_prompt_tokens": (None,),
         "skip_special_tokens": (None, True),
+        "spaces_between_special_tokens": (None, True),
+        "return_token_ids": (None, False),
+        "return_tokens_as_token_ids": (None, False),
+        "priority": (None, 0),
+        "thinking_token_budget": (None,),
+        "logits_processors": (None, []),
+        "prompt_embeds": (None,),
+        "typical_p": (None, 1, 1.0),
+        "no_repeat_ngram_size": (None, 0),
+        "mirostat": (None, 0),
+        "lora_request": (None,),
     }
-    # Known, and without an effect here.
+    renamed: ClassVar[Mapping[str, str]] = {
+        "max_new_tokens": "max_tokens",
+        "max_completion_tokens": "max_tokens",
+        "n_predict": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "repeat_penalty": "repetition_penalty",
+        "json_schema": "guided_json",
+        "regex": "guided_regex",
+        "choice": "guided_choice",
+        "grammar": "guided_grammar",
+        "stop_words": "stop",
+        "num_return_sequences": "n",
+        "verifier": "tandem.verifier",
+        "gamma": "tandem.gamma",
+    }
+    # Known, and without an effect here; docs/http.md lists them.
     ignored: ClassVar[frozenset[str]] = frozenset(
-        {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+        {
+            "user",
+            "store",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        }
     )
+    default_limit: ClassVar[int | None] = None
 
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, lt=2**32)
     min_p: float | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=_DRAWN, le=MAX_SEED)] | None = None
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -121,6 +163,11 @@ class Generating(Body):
         return None
 
     @property
+    def most_calls(self) -> int | None:
+        """Of tools, that a text may have; None for any number."""
+        return None
+
+    @property
     def log_probs(self) -> LogProbsWanted | None:
         """That come with the tokens; None for none.
 
@@ -137,12 +184,28 @@ class Generating(Body):
 
     def named(self, error: InvalidRequest) -> InvalidRequest:
         """An error with the names that the caller used."""
-        return error
+        return InHttpWords(str(error), self.own_names)
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The fields that the caller used, by gRPC's names, of those that may have several."""
+        return {"grammar": next(iter(self._grammars), "grammar")}
 
     @property
     def limit(self) -> int | None:
         """Most tokens to generate; None takes the default."""
         return self.max_tokens
+
+    @property
+    def _grammars(self) -> dict[str, Grammar]:
+        """The grammars that are asked for, by their fields."""
+        guided = StructuredOutputs.model_construct(
+            by_json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return grammars_of(self.response_format, self.structured_outputs, guided)
 
     def request(
         self, prompt: str | list[int], choice: int, request_id: str, *, special: bool = True
@@ -165,11 +228,15 @@ class Generating(Body):
             # Other servers say -1 where all tokens are kept.
             "top_k": 0 if self.top_k == -1 else self.top_k,
         }
-        seed = new_seed() if self.seed is None else self.seed + choice
+        # Other servers say -1 where they draw a seed. The last one is followed by the first.
+        if self.seed is None or self.seed == _DRAWN:
+            seed = new_seed()
+        else:
+            seed = (self.seed + choice) % (MAX_SEED + 1)
         try:
             sampling = Sampling(
                 **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-                seed=seed & MAX_SEED,
+                seed=seed,
                 shaping=self._shaping(),
             )
         except ValueError as error:
@@ -181,6 +248,7 @@ class Generating(Body):
             prompt_ids=() if isinstance(prompt, str) else prompt,
             request_id=request_id,
             max_new_tokens=self.limit,
+            default_new_tokens=self.default_limit,
             ignore_eos=self.ignore_eos,
             stop_token_ids=self.stop_token_ids or (),
             stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop or (),
@@ -197,21 +265,20 @@ class Generating(Body):
         """Of the logits.
 
         Raises:
+            InvalidRequest: several grammars are asked for.
             ValueError: a value is out of range; the message begins with its name.
         """
-        guided = StructuredOutputs.model_construct(
-            by_json=self.guided_json,
-            regex=self.guided_regex,
-            choice=self.guided_choice,
-            grammar=self.guided_grammar,
-        )
+        grammars = self._grammars
+        if len(grammars) > 1:
+            first, second, *_ = grammars
+            raise InvalidRequest(f"{first}: it and {second} both ask for a grammar; leave one out")
         return Shaping(
             _bias_of(self.logit_bias or {}),
             1.0 if self.repetition_penalty is None else self.repetition_penalty,
             self.frequency_penalty or 0.0,
             self.presence_penalty or 0.0,
             self.min_tokens,
-            grammar=grammar_of(self.response_format, self.structured_outputs, guided),
+            grammar=next(iter(grammars.values()), None),
         )
 
 

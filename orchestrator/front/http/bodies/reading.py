@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import structlog
@@ -11,12 +12,15 @@ from pydantic import ValidationError
 
 from orchestrator.front.http.bodies.fields import Body
 from orchestrator.front.http.bodies.generating import Generating
+from orchestrator.front.http.errors import InHttpWords
 from tandem.errors import InvalidRequest
 
 _log = structlog.get_logger(__name__)
 
 # Of fields that are told in the log, each once.
 _MOST_UNKNOWN = 64
+# Characters of such a field's name.
+_MOST_NAME = 64
 _unknown: set[str] = set()
 
 # Of fields with several kinds, pydantic's faults speak of each kind.
@@ -28,8 +32,13 @@ _UNIONS = {
 B = TypeVar("B", bound=Body)
 
 
-def read(kind: type[B], body: bytes) -> B:
+def read(kind: type[B], body: bytes, *, unknown: bool = False) -> B:
     """A body.
+
+    Args:
+        kind: of it.
+        body: as it came.
+        unknown: whether unknown fields are let pass, without an effect.
 
     Raises:
         InvalidRequest: it is not what it should be; the sentence begins with the field.
@@ -51,7 +60,7 @@ def read(kind: type[B], body: bytes) -> B:
         found = kind.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as error:
         raise InvalidRequest(_sentence(error)) from None
-    extra = found.model_extra or {}
+    extra = dict(found.model_extra or {})
     if isinstance(found, Generating):
         for name, nothing in found.unsupported.items():
             # True is 1 in Python, and asks for something.
@@ -61,8 +70,24 @@ def read(kind: type[B], body: bytes) -> B:
             ):
                 raise InvalidRequest(f"{name} is not supported here; leave it out")
         extra = {name: 0 for name in extra if name not in {*found.unsupported, *found.ignored}}
-    _tell(kind.__name__, extra)
+    if unknown:
+        _tell(kind.__name__, extra)
+    elif extra:
+        name = min(extra)
+        # A name of gRPC's fields is the caller's here.
+        raise InHttpWords(_unknown_field(kind, name), {name: name})
     return found
+
+
+def _unknown_field(kind: type[Body], name: str) -> str:
+    """The sentence about a field that is not known, with the one that was probably meant."""
+    own = kind.renamed.get(name) if issubclass(kind, Generating) else None
+    like = [own] if own else get_close_matches(name, kind.model_fields, 1)
+    hint = f"did you mean {like[0]}?" if like else "leave it out"
+    return (
+        f"{name[:_MOST_NAME]}: there is no such field here; {hint}"
+        " (TANDEM_ORCHESTRATOR_UNKNOWN_FIELDS=ignore lets unknown fields pass)"
+    )
 
 
 def _sentence(error: ValidationError) -> str:
@@ -77,7 +102,7 @@ def _sentence(error: ValidationError) -> str:
 
 def _tell(kind: str, names: Mapping[str, Any]) -> None:
     for name in names:
-        key = f"{kind}.{name[:64]}"
+        key = f"{kind}.{name[:_MOST_NAME]}"
         if key not in _unknown and len(_unknown) < _MOST_UNKNOWN:
             _unknown.add(key)
             _log.warning("a request has a field that is not known here", field=key)

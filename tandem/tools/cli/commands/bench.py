@@ -118,6 +118,7 @@ _MaxNewTokens = Annotated[
         "-n",
         metavar="N",
         min=1,
+        max=(1 << 32) - 1,
         help="Length of every text; the model's end of text is ignored. Default 128.",
         rich_help_panel=_TEXTS,
     ),
@@ -145,6 +146,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
+        max=(1 << 32) - 1,
         help="Tokens to draft per round; 0 decodes plainly. Default: the orchestrator's.",
         rich_help_panel=_TEXTS,
     ),

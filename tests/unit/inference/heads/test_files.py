@@ -195,3 +195,89 @@ def test_layers_of_a_fused_head_follow_from_its_target(target: Path, tmp_path: P
         files.layers_of(5)
     with pytest.raises(StartupError, match="set TANDEM_TARGET_FEEDBACK"):
         files.feedback(0)
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        pytest.param({_IDS: [2, 16, 29]}, (2, 16, 29), id="the authors"),
+        pytest.param(
+            {"speculators_model_type": "eagle3", _IDS: [2, 16, 29]}, (2, 16, 29), id="speculators"
+        ),
+        pytest.param({"eagle_config": {_IDS: [1, 15, 28]}}, (2, 16, 29), id="SpecForge"),
+        pytest.param(
+            {"eagle_config": {_IDS: [1, 15, 28], "use_aux_hidden_state": True}},
+            (2, 16, 29),
+            id="NVIDIA",
+        ),
+        pytest.param({"eagle_config": {}}, (2, 16, 29), id="names none"),
+        pytest.param(
+            {"eagle_config": {_IDS: [1, 15, 28]}, "tandem": {"layers": [1, 15, 28]}},
+            (1, 15, 28),
+            id="our key",
+        ),
+        pytest.param({_IDS: [2, 16, 29], "tandem": {"layers": [3, 4]}}, (3, 4), id="our key, flat"),
+    ],
+)
+def test_publishers_number_layers_in_their_ways(
+    keys: dict[str, Any], layers: tuple[int, ...], target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["midlayer.hidden_norm.weight"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    files = head_files(str(folder))
+    assert files is not None
+    assert files.layers_of(32) == layers
+    assert files.feedback(32) == ",".join(map(str, layers))
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "named"),
+    [
+        pytest.param("eagle", {"fc_norm.0.weight": 16}, "fc_norm.0.weight", id="EAGLE-3.1"),
+        pytest.param("eagle", {"input_norm.weight": 48}, "input_norm.weight", id="norm_before_fc"),
+        pytest.param(
+            "eagle", {"layers.1.mlp.down_proj.weight": 16}, "layers.1.mlp", id="a second layer"
+        ),
+        pytest.param("eagle", {"mask_hidden": 48}, "mask_hidden", id="one layer of P-EAGLE"),
+        pytest.param("medusa", {"token_map": 5}, "token_map", id="Medusa's own vocabulary"),
+        pytest.param("hydra", {"prefix_embeding_layer.layers.1.x": 5}, "layers.1.x", id="Hydra"),
+    ],
+)
+def test_tensors_without_a_place_are_named(
+    family: str, more: dict[str, int], named: str, target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", family, target)
+    tensors = load_file(folder / "model.safetensors")
+    own = {name: torch.ones(size) for name, size in more.items()}
+    save_file({**tensors, **own}, folder / "model.safetensors")
+    with pytest.raises(StartupError, match=rf"none of {family}'s .*{named}.* would be left out"):
+        loaded(folder, family, target)
+    harmless = {"t2d": torch.ones(5)}
+    save_file({**tensors, **harmless}, folder / "model.safetensors")
+    loaded(folder, family, target)
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind"),
+    [
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "DFlashDraftModel"),
+        ({"dflash_config": {"block_size": 16}}, "dflash"),
+        ({"speculators_model_type": "peagle"}, "peagle"),
+        ({"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel"),
+    ],
+)
+def test_a_drafter_of_another_kind_is_named(
+    keys: dict[str, Any], kind: str, target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    with pytest.raises(StartupError, match=f"is a drafter of the kind {kind}, which Tandem"):
+        head_files(str(folder))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
@@ -81,3 +83,64 @@ def test_code_beside_the_weights_is_not_run(kind: str, checkpoint: Path, tmp_pat
     with pytest.raises(StartupError, match="tokenizer"):
         read_tokenizer(str(checkpoint))
     assert not trace.exists()
+
+
+def changed(checkpoint: Path, tensors: dict[str, torch.Tensor], **keys: Any) -> str:
+    """The checkpoint, with more tensors and other keys in its configuration."""
+    file = checkpoint / "model.safetensors"
+    save_file({**load_file(file), **tensors}, file, metadata={"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | keys))
+    return str(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        pytest.param(["model.layers.0.self_attn.q_proj.weight_scale"], {}, id="scales"),
+        pytest.param(
+            ["fc.weight", "hidden_norm.weight"],
+            {"architectures": ["DFlashDraftModel"]},
+            id="DFlash",
+        ),
+        pytest.param(["mask_hidden"], {"architectures": ["PEagleDraftModel"]}, id="P-EAGLE"),
+        pytest.param([f"model.layers.{i}.mlp.x" for i in (7, 8, 9, 10)], {}, id="more layers"),
+    ],
+)
+def test_weights_without_a_place_are_refused(
+    names: list[str], keys: dict[str, Any], checkpoint: Path
+) -> None:
+    model = changed(checkpoint, {name: torch.ones(1) for name in names}, **keys)
+    with pytest.raises(StartupError, match="no place for, and that would be left out") as refused:
+        read_model(model, "cpu", "float32")
+    assert names[0] in str(refused.value)
+    assert next(iter(keys.get("architectures", ["LlamaForCausalLM"]))) in str(refused.value)
+    assert ("and 1 more" in str(refused.value)) == (len(names) > 3)
+
+
+def test_what_no_logit_depends_on_may_be_left_out(checkpoint: Path) -> None:
+    layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
+    names = [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "mtp.layers.0.x",
+        "model.visual.blocks.0.x",
+        "vision_tower.x",
+        f"model.layers.{layers}.eh_proj.weight",
+    ]
+    model = changed(checkpoint, {name: torch.ones(1) for name in names}, num_nextn_predict_layers=1)
+    assert read_model(model, "cpu", "float32").config.vocab_size == 5
+
+
+@pytest.mark.parametrize(
+    ("quantised", "sentence"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "'modelopt', which transformers does"),
+        ({"quant_method": "fp8"}, "'fp8', which needs a GPU"),
+    ],
+)
+def test_quantised_weights_that_cannot_be_computed_are_refused(
+    quantised: dict[str, Any], sentence: str, checkpoint: Path
+) -> None:
+    model = changed(checkpoint, {}, quantization_config=quantised)
+    with pytest.raises(StartupError, match=sentence):
+        read_model(model, "cpu", "float32")

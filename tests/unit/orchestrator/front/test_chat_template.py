@@ -81,7 +81,7 @@ def test_prompts_are_those_of_transformers(
 )
 def test_a_template_that_raises_or_does_not_end_is_a_refusal(template: str, sentence: str) -> None:
     own = ChatTemplate(template, {}, MOST)
-    with pytest.raises(InvalidRequest, match=r"^messages: ") as refused:
+    with pytest.raises(InvalidRequest, match=r"^chat: ") as refused:
         own.render(CHATS[0])
     assert sentence in str(refused.value)
 

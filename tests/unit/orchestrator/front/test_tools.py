@@ -76,6 +76,16 @@ def test_the_mark_of_the_end_may_be_in_an_argument() -> None:
     assert (told, json.loads(found.arguments)) == (" x", {"a": "</tool_call>"})
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("text", [f"a {HERMES}\n{HERMES} b", f"{LLAMA}; {LLAMA}"])
+def test_calls_beyond_the_most_are_not_told(text: str, size: int) -> None:
+    reader, calls = ToolReader({"weather"}, 1), list[ToolCall]()
+    for i in range(0, len(text), size):
+        calls += reader.push(text[i : i + size])[1]
+    calls += reader.push("", last=True)[1]
+    assert [call.name for call in calls] == ["weather"]
+
+
 def test_arguments_may_be_missing_or_text() -> None:
     for arguments, wanted in (("null", "{}"), ('"{}"', "{}")):
         text = f'{{"name": "weather", "parameters": {arguments}}}'

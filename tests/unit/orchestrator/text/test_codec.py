@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from orchestrator.text.codec import TextCodec
 from tandem.errors import StartupError
@@ -159,3 +159,44 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextCodec(b"").stream([1], [])
     assert stream.push(3) == ""
     assert stream.flush() == ""
+
+
+@pytest.mark.parametrize("text", [HARD, "a b", f" {SPECIAL}é"])
+def test_where_the_tokens_of_a_prompt_begin(either: TextCodec, text: str) -> None:
+    """Each begins where the text of those before it ends, as a whole decoder has it."""
+    ids = either.encode(text)
+    shown = either.decode(ids)
+    begins = either.begins(ids)
+    assert begins[0] == 0
+    assert None not in begins
+    for place in range(1, len(ids)):
+        before = either.decode(ids[:place])
+        if "\ufffd" not in before[-4:]:  # no half character
+            assert begins[place] == len(before), place
+    assert begins == sorted(begins, key=lambda begin: begin or 0)
+    assert max(begin or 0 for begin in begins) < len(shown)
+    if shown == text:
+        assert either.begins(text) == begins
+
+
+def test_what_the_template_adds_begins_nowhere() -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([SPECIAL])
+    mark = tokenizer.token_to_id(SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL} $A", special_tokens=[(SPECIAL, mark)]
+    )
+    codec = TextCodec(tokenizer.to_str().encode())
+    assert codec.begins("aé") == [None, 0, 1, 1]
+    assert mark is not None
+    assert codec.begins([mark, *codec.encode("a", special=False)]) == [0, len(SPECIAL)]
+
+
+def test_where_generated_tokens_begin(codec: TextCodec) -> None:
+    stream = codec.stream((), ("cd",))
+    found = []
+    for token_id in codec.encode("é🚀abcd"):
+        found.append(stream.place_of(token_id))
+        stream.push(token_id)
+    assert found == [0, 0, 1, 1, 1, 1, 2, 3, 4, 5]
+    assert stream.stop_string == "cd"

@@ -140,8 +140,9 @@ def test_a_service_ends_with_one_line_and_code_2(
     environment = {
         f"TANDEM_{service}_TLS_CERT": str(pair.cert),
         f"TANDEM_{service}_TLS_KEY": str(tmp_path / "none.key"),
-        f"TANDEM_{service}_MODEL": str(tmp_path / "no model"),
     }
+    if service != "ORCHESTRATOR":
+        environment[f"TANDEM_{service}_MODEL"] = str(tmp_path / "no model")
     line = refusal(SERVICES[service], environment)
     assert f"TANDEM_{service}_TLS_KEY: {tmp_path / 'none.key'} cannot be read" in line
 
