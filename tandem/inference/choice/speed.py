@@ -34,6 +34,7 @@ _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
 # As wide as no layer is, and vocabularies are.
 _HEAD = 32_000
+_FEW_WEIGHTS = 1 << 16
 # Of a layer: more say nothing more of a dtype.
 _MOST_OUTPUTS = 4096
 # A profile: sequences in a pass, each with as many rows; more sequences only if there is
@@ -103,7 +104,8 @@ def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> li
 
 
 def times_as_slow(model: PreTrainedModel) -> float:
-    """How many times as long a model's largest layer takes in its dtype as in float32.
+    """How many times as long a model's largest layer takes in its dtype as in float32; 1 for a
+    model so small that its operators take longer than their work.
 
     Args:
         model: on a CPU.
@@ -112,6 +114,8 @@ def times_as_slow(model: PreTrainedModel) -> float:
     if not layers or model.dtype == torch.float32:
         return 1.0
     weight = max((layer.weight for layer in layers), key=_inner_size).detach()[:_MOST_OUTPUTS]
+    if weight.numel() < _FEW_WEIGHTS:
+        return 1.0
     times = []
     for own in (weight, weight.float()):
         rows = torch.ones(_ROWS[1], own.shape[1], dtype=own.dtype)
