@@ -3,15 +3,15 @@
     python -m benchmarks.published             every dtype and engine that this machine takes
     python -m benchmarks.published --quick     one turn of short texts
 
-Each way of serving is started twice, first with an empty cache, so that what an earlier start found
-is not used. Then its texts and those of transformers take turns. Writes
-benchmarks/results/published.json.
+Each way of serving has a cache of its own and is started twice; the first start finds it empty.
+Then its texts and those of transformers take turns. Writes benchmarks/results/published.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,7 +30,6 @@ from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked
 from benchmarks.measure.vitals import vitals_of
 from models import published
-from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.tools.local.pair import Pair
@@ -53,9 +52,10 @@ class Way:
 
     Attributes:
         dtype: of the weights.
-        engine: what computes the passes.
-        start_s: first start, then second: until a text would be accepted.
-        memory_gib: resident memory of the target behind all texts.
+        engine: what was asked for.
+        start_s: first start, then second: until a text would be accepted. Of transformers, reading
+            the checkpoint alone.
+        memory_gib: resident memory of the target behind all texts; None where it is not apart.
         first_token_s: of each prompt length, every turn.
         plain: tokens/s without drafts, every text.
         lookup: tokens/s with drafts by lookup, every text.
@@ -64,7 +64,7 @@ class Way:
     dtype: str
     engine: str
     start_s: list[float] = field(default_factory=list)
-    memory_gib: float = 0.0
+    memory_gib: float | None = None
     first_token_s: dict[int, list[float]] = field(default_factory=dict)
     plain: list[float] = field(default_factory=list)
     lookup: list[float] = field(default_factory=list)
@@ -132,12 +132,21 @@ class Tandem:
 
     def __init__(self, dtype: str, engine: str) -> None:
         self.way = Way(dtype, engine)
+        self._cache = tempfile.TemporaryDirectory()
         pair = Pair(target=str(published.FOLDER), dtype=dtype, max_length=_MAX_LENGTH, inside=True)
         services: dict[str, dict[str, str]] = {"orchestrator": {}, **pair.settings()}
         services["target"]["ENGINE"] = engine
-        self._settings = StackSettings(services, inside=True)
+        self._settings = StackSettings(services, start=self._start_process, inside=True)
         self.start().kill()
         self._stack = self.start()
+
+    def _start_process(
+        self, command: list[str], *, env: dict[str, str], **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """With a cache of its own."""
+        environment = {**env, "XDG_CACHE_HOME": self._cache.name}
+        process: subprocess.Popen[bytes] = subprocess.Popen(command, env=environment, **options)
+        return process
 
     def start(self) -> Stack:
         """Start them, and time it."""
@@ -154,31 +163,32 @@ class Tandem:
     def turn(self, prompts: dict[int, list[int]], chat: list[int], tokens: int) -> None:
         """One text of each kind."""
         for count, prompt in prompts.items():
-            first, _ = self._text(prompt, 1, 0)
+            first, *_ = self._text(prompt, 1, 0)
             self.way.first_token_s.setdefault(count, []).append(first)
         for speeds, gamma in ((self.way.plain, 0), (self.way.lookup, None)):
-            first, last = self._text(chat, tokens, gamma)
-            speeds.append((tokens - 1) / (last - first))
+            first, last, begun = self._text(chat, tokens, gamma)
+            speeds.append((tokens - begun) / (last - first))
 
-    def _text(self, prompt: list[int], tokens: int, gamma: int | None) -> tuple[float, float]:
-        """Seconds until the first token, and until the last."""
+    def _text(self, prompt: list[int], tokens: int, gamma: int | None) -> tuple[float, float, int]:
+        """Seconds until the first tokens, and until the last; how many came first."""
         options = {} if gamma is None else {"gamma": gamma}
         message = asked(0, tokens, 0.0, prompt, **options)
         with grpc.insecure_channel(self._stack.processes["orchestrator"].address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             grpc.channel_ready_future(channel).result()
             started = time.perf_counter()
-            times = [
-                time.perf_counter() - started
+            came = [
+                (time.perf_counter() - started, len(reply.round.tokens))
                 for reply in stub.Generate(pb.GenerateRequest(generation=message))
-                if reply.WhichOneof("event") != "summary"
+                if reply.WhichOneof("event") == "round"
             ]
-        return times[0], times[-1]
+        return came[0][0], came[-1][0], came[0][1]
 
     def close(self) -> None:
         """End them; their memory is read before."""
         self.way.memory_gib = vitals_of(self._stack.processes["target"].id).resident_bytes / 2**30
         self._stack.kill()
+        self._cache.cleanup()
 
 
 def measured(dtype: str, engines: list[str], turns: int, tokens: int) -> Iterator[Way]:
@@ -195,16 +205,15 @@ def measured(dtype: str, engines: list[str], turns: int, tokens: int) -> Iterato
         for question in _QUESTIONS
     ]
     sides: list[Any] = [Transformers(dtype)]
-    for engine in engines:
-        try:
+    try:
+        for engine in engines:
             sides.append(Tandem(dtype, engine))
-        except Failure as error:
-            print(f"{engine} {dtype}: {error}")
-    for turn in range(turns):
-        for side in sides:
-            side.turn(prompts, chats[turn % len(chats)], tokens)
-    for side in sides[1:]:
-        side.close()
+        for turn in range(turns):
+            for side in sides:
+                side.turn(prompts, chats[turn % len(chats)], tokens)
+    finally:
+        for side in sides[1:]:
+            side.close()
     yield from (side.way for side in sides)
 
 
@@ -214,16 +223,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one turn of short texts")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     chosen = parser.parse_args()
-    published.prepare()
+    try:
+        published.prepare()
+    except OSError as error:
+        sys.exit(str(error))
     disable_progress_bar()
     set_verbosity_error()
     turns, tokens = (1, 16) if chosen.quick else (4, 64)
     ways: list[Way] = []
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
-        for dtype in chosen.dtypes:
-            ways += measured(dtype, list(ENGINES), turns, tokens)
-            Console(width=180).print(table_of(way.row() for way in ways))
+    for dtype in chosen.dtypes:
+        # OpenVINO's pass takes no float16.
+        ways += measured(dtype, list(ENGINES[: 1 if dtype == "float16" else 2]), turns, tokens)
+        Console(width=180).print(table_of(way.row() for way in ways))
     if not chosen.quick:
         keep(RESULTS / "published.json", ways=[asdict(way) for way in ways])
 

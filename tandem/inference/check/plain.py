@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ LIMIT = 3.0
 _ROUNDING = {torch.float32: 3e-4}
 # Two plain ways that differ by more, as a share of a row's size, are no measure of anything.
 _MOST_NOISE = {torch.float32: 3e-3}
-_MOST_NOISE_OF_NARROW = 0.15
+_MOST_NOISE_OF_NARROW = 0.3
 # A row's size, so that rows of zeros divide nothing by zero.
 _NOTHING = 1e-30
 _PRECISE = "tandem_precise"
@@ -140,8 +140,10 @@ def plain_rows(
         blocks, given = (), []  # its layers have another form
         steering = Steering(blocks)
     again = Steering(blocks, given)
-    with nullcontext() if blocks else _other_embeddings(model):
-        others, other_states = _pass(model, _PRECISE, texts, of_layers, again)
+    others, other_states = _pass(model, _PRECISE, texts, of_layers, again)
+    if torch.equal(logits, others):  # it computes attention in its own way alone
+        with _other_embeddings(model):
+            others, other_states = _pass(model, _PRECISE, texts, of_layers, again)
     return Plain(
         texts,
         Stage.of("the logits", logits, others),
@@ -159,8 +161,8 @@ def plain_rows(
 
 @contextmanager
 def _other_embeddings(model: PreTrainedModel) -> Iterator[None]:
-    """Embeddings differ by their dtype's rounding: the only noise of a model whose attention cannot
-    be computed in another way."""
+    """Embeddings differ by their dtype's rounding: noise for a model whose attention cannot be
+    computed in another way."""
 
     def change(module: nn.Module, values: Any, output: Tensor) -> Tensor:
         return _rounded_otherwise(output).to(output.dtype)

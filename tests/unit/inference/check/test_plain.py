@@ -13,7 +13,7 @@ from tandem.errors import StartupError, Unsupported
 from tandem.inference.check.plain import LIMIT, Stage, plain_rows
 from tandem.inference.check.texts import TRUNK, ProbeTexts, ordinary_tokens
 from tandem.inference.choice import candidates
-from tests.support.models.architectures import SUPPORTED, build
+from tests.support.models.architectures import REFUSED, SUPPORTED, build
 
 GRANITE = next(row for row in SUPPORTED if row.model_type == "granite")
 
@@ -51,6 +51,15 @@ def test_what_only_eager_attention_honours_is_no_noise(
     monkeypatch.setattr(own, "eager_attention_forward", halved)
     with pytest.raises(StartupError, match="differs from a plain pass"):
         candidates.by_torch(model)
+
+
+@torch.inference_mode()
+def test_a_model_whose_attention_is_its_own_has_noise_too() -> None:
+    """Both of its attentions are one; vLLM may compute it all the same."""
+    refused = next(row for row in REFUSED if row.model_type == "gptj")
+    model = build(refused).to(torch.bfloat16)
+    logits = plain_rows(model, ProbeTexts.of(model.config.vocab_size, 24)).logits
+    assert 0.001 < logits.noise[0] < 0.1
 
 
 def rows(seed: int) -> Tensor:
