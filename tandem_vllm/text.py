@@ -7,9 +7,11 @@ import hashlib
 import sys
 from dataclasses import dataclass, replace
 
-from orchestrator.replicas.compatibility import longest_text
-from orchestrator.replicas.drafter_of_text import DrafterOfText
-from orchestrator.text.contracts import (
+from tandem.common.v1 import common_pb2
+from tandem.errors import InvalidRequest, PeerFailure, TandemError
+from tandem.peers.replicas.compatibility import longest_text
+from tandem.peers.replicas.drafter_of_text import DrafterOfText
+from tandem.peers.text.contracts import (
     AheadWay,
     Drafted,
     DraftSize,
@@ -17,10 +19,8 @@ from orchestrator.text.contracts import (
     Prompt,
     TextDrafter,
 )
-from orchestrator.text.drafter_failover import DrafterWithFailover
-from orchestrator.text.record import TextRecord
-from tandem.common.v1 import common_pb2
-from tandem.errors import InvalidRequest, PeerFailure, TandemError
+from tandem.peers.text.drafter_failover import DrafterWithFailover
+from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.request.sampling import Sampling

@@ -16,13 +16,14 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
-from orchestrator.replicas.compatibility import Capabilities, Law
-from orchestrator.replicas.notifier import Notifier
-from orchestrator.replicas.pool import ReplicaPool
+from orchestrator.pool.notifier import Notifier
+from orchestrator.pool.pool import ReplicaPool
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.codec import TextCodec, TokenizerFiles
-from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.codec import TextCodec
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
+from tandem.peers.replicas.compatibility import Capabilities, Law
+from tandem.peers.text.metrics import RequestMetrics
+from tandem.peers.text.tokenizer_files import TokenizerFiles
 from tandem.rpc.status import notes_of
 from tandem.shaping.grammar import Grammars
 from tandem.telemetry.metrics import catalog as metrics

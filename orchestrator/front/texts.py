@@ -12,21 +12,21 @@ import structlog
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.queue import QueueLimits, TextQueue
 from orchestrator.front.validation import Validator, request_id_of
-from orchestrator.replicas.compatibility import Capabilities
-from orchestrator.replicas.peers_of_text import PeersOfText
-from orchestrator.replicas.pool import ReplicaPool
-from orchestrator.replicas.retry_budget import RetryBudget
+from orchestrator.pool.peers_of_text import PeersOfText
+from orchestrator.pool.pool import ReplicaPool
+from orchestrator.pool.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.policies import SizePolicies
-from orchestrator.text.contracts import DraftSize
-from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
-from orchestrator.text.metrics import RequestMetrics
-from orchestrator.text.record import GRPC, TextRecord, TextSpans
 from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
-from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError
+from tandem.peers.replicas.compatibility import Capabilities
+from tandem.peers.text.contracts import DraftSize
+from tandem.peers.text.drafter_failover import DrafterWithFailover
+from tandem.peers.text.metrics import RequestMetrics
+from tandem.peers.text.record import GRPC, TextRecord, TextSpans
+from tandem.peers.text.values import Generation, Request, Round, Summary
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.telemetry.logs import bind_request
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.replicas.compatibility import Capabilities, longest_text
 from orchestrator.sizes.goodput import sizes
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.record import TextRecord
-from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
+from tandem.peers.replicas.compatibility import Capabilities, longest_text
+from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Generation, Request, Rule, Stopping
 from tandem.rpc import messages
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.request.log_probs import LogProbsWanted

@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt, TextPeers, TextTarget
-from orchestrator.text.values import Generation
 from tandem.errors import Exhausted, Unavailable
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, Prompt, TextPeers, TextTarget
+from tandem.peers.text.values import Generation
 from tandem.rpc.status import notes_of
 from tandem.speculation.request.log_probs import LogProbsWanted
 

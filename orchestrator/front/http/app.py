@@ -33,8 +33,8 @@ from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.record import HTTP
 from tandem.errors import Exhausted, InvalidRequest, NotFound, Unavailable
+from tandem.peers.text.record import HTTP
 from tandem.rpc import messages
 from tandem.rpc.security.tokens import BearerTokens
 from tandem.settings import MIB
