@@ -108,13 +108,13 @@ class RemoteText:
         """A drafter that opens, in the background."""
         self._reserved = sys.maxsize  # until it is known
         drafter = DrafterWithFailover(
-            self._sequence,
-            self._prompt,
-            self.record,
-            lambda: 0.0,  # none is waited for: rounds go on without
-            "",
-            self._note_lost,
-            self._drafting.let_go,
+            make=self._sequence,
+            prompt=self._prompt,
+            record=self.record,
+            seconds=lambda: 0.0,  # none is waited for: rounds go on without
+            needed_by="",
+            on_loss=self._note_lost,
+            let_go=self._drafting.let_go,
         )
         drafter.begin(late=True)
         return drafter

@@ -159,19 +159,19 @@ class Serving:
         limits = QueueLimits(settings.max_encoding_waiting, settings.queue_seconds)
         encoder = PromptEncoder(codec, settings.max_encoding, limits)
         validator = Validator(
-            capabilities,
-            settings.verifier,
-            gamma,
-            None if settings.nodes == "auto" else settings.nodes,
-            settings.max_new_tokens,
-            codec,
-            encoder,
-            Grammars(
+            capabilities=capabilities,
+            verifier=settings.verifier,
+            gamma=gamma,
+            nodes=None if settings.nodes == "auto" else settings.nodes,
+            max_new_tokens=settings.max_new_tokens,
+            codec=codec,
+            encoder=encoder,
+            grammars=Grammars(
                 lambda: tokenizer.tokenizer_json,
                 capabilities.target.vocab_size,
                 capabilities.target.eos_token_ids,
             ),
-            chat,
+            chat=chat,
         )
         if self._texts is None:
             self._texts = Texts(settings, self._pool, validator, self.metrics)

@@ -209,14 +209,16 @@ class Texts:
 
             drafting = capabilities.drafter
             drafter = DrafterWithFailover(
-                peers.drafter,
-                lambda: target.prompt,
-                record,
-                opening_seconds,
-                needed_by,
-                lose_drafter,
-                peers.drafting.let_go,
-                drafting.max_message_bytes - AROUND_BYTES if drafting is not None else 0,
+                make=peers.drafter,
+                prompt=lambda: target.prompt,
+                record=record,
+                seconds=opening_seconds,
+                needed_by=needed_by,
+                on_loss=lose_drafter,
+                let_go=peers.drafting.let_go,
+                most_feedback_bytes=drafting.max_message_bytes - AROUND_BYTES
+                if drafting is not None
+                else 0,
             )
             own_size = own_size_of(capabilities, generation)
             # A rule that needs every draft cannot turn to the target's drafts later.
@@ -253,14 +255,14 @@ class Texts:
             }
         )
         yield Summary(
-            generation,
-            emission.finish_reason,
-            emission.stop_string,
-            counts,
-            record.times,
-            drafter.lost,
-            emission.tail,
-            emission.stop_token_id,
+            generation=generation,
+            finish_reason=emission.finish_reason,
+            stop_string=emission.stop_string,
+            counts=counts,
+            times=record.times,
+            drafter_lost=drafter.lost,
+            tail=emission.tail,
+            stop_token_id=emission.stop_token_id,
         )
 
     def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:

@@ -267,7 +267,15 @@ class HttpFront:
             names_of(body.offered),
             body.most_calls,
         )
-        answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
+        answer = HttpAnswer(
+            texts=texts,
+            calls=self._calls,
+            form=form,
+            telling=telling,
+            wanted=wanted,
+            client=client,
+            metadata=call.headers,
+        )
         if body.stream:
             await answer.stream(call.receive, call.send, lambda: call.begin(200, _EVENTS))
         else:

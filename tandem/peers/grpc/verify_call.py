@@ -112,7 +112,14 @@ class VerifyCall:
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
         times, carry = times_of(self._call, opened), _carry_of(opened)
         decided = Decided(
-            *(0, 0, opened.token_id, (), times, carry, self._feedback_of(opened), opened.dead_end)
+            place=0,
+            num_accepted=0,
+            next_token=opened.token_id,
+            overlaps=(),
+            times=times,
+            carry=carry,
+            feedback=self._feedback_of(opened),
+            dead_end=opened.dead_end,
         )
         wanted = self._log_probs
         if wanted is None:
@@ -243,7 +250,15 @@ class VerifyCall:
         if self._log_probs is not None:
             log_probs = self._log_probs_of(verdict.log_probs, end - position)
         return Decided(
-            *(place, accepted, next_token, overlaps, times, carry, feedback, dead_end, log_probs)
+            place=place,
+            num_accepted=accepted,
+            next_token=next_token,
+            overlaps=overlaps,
+            times=times,
+            carry=carry,
+            feedback=feedback,
+            dead_end=dead_end,
+            log_probs=log_probs,
         )
 
     def _log_probs_of(self, message: common_pb2.LogProbs, count: int) -> list[TokenLogProb]:

@@ -261,6 +261,12 @@ class TextRecord:
             context, status, reason = self.spans.context, self._status, self._finish_reason
             with harmless:
                 self._metrics.end(
-                    *(self._model, status, reason, self.times, self.counts, context, self._front)
+                    self._model,
+                    status,
+                    reason,
+                    self.times,
+                    self.counts,
+                    span=context,
+                    front=self._front,
                 )
         self.spans.end()
