@@ -38,28 +38,11 @@ def attend(
         [T, Hq, Dv].
     """
     if batch.tiles is not None:
-        return attend_tiled(
-            tiles=batch.tiles,
-            query=query,
-            keys=keys,
-            values=values,
-            scaling=scaling,
-            window=window,
-            softcap=softcap,
-        )
+        return attend_tiled(batch.tiles, query, keys, values, scaling, window, softcap)
     # Views of the whole, once per layer: each text's part is then a single `narrow`.
     query, keys, values = query[None], keys[None], values[None]
     parts = [
-        _attend_one(
-            batch=batch,
-            query=query,
-            keys=keys,
-            values=values,
-            segment=segment,
-            scaling=scaling,
-            window=window,
-            softcap=softcap,
-        )
+        _attend_one(batch, query, keys, values, segment, scaling, window, softcap)
         for segment in batch.segments
     ]
     seen = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
