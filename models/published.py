@@ -58,17 +58,14 @@ def prepare() -> None:
 def _convert(folder: Path, file: str, made: Path) -> None:
     """Write a GGUF file as bfloat16 safetensors, with its tokenizer and chat template."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.bfloat16)
-    config = read.config
-    for entry in ("quantization_config", "_pre_quantization_dtype"):
-        if hasattr(config, entry):  # what is saved is not quantised
-            delattr(config, entry)
-    model = type(read)(config).to(torch.bfloat16)
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
-    model.save_pretrained(made)
+    AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=file,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    ).save_pretrained(made)
     AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(made)
 
 

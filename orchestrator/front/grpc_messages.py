@@ -108,6 +108,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         nodes=counts.nodes,
         draft_bytes=counts.draft_bytes,
         feedback_bytes=counts.feedback_bytes,
+        undrafted_rounds=counts.undrafted_rounds,
         drafter_lost=summary.drafter_lost,
         stages=_stages_to(summary.times),
         effective=_effective(generation),

@@ -109,6 +109,7 @@ class Session:
             drafted = await self._drafter.draft(number, length, size, choice.ahead)
             self._by_target = self._own_size is not None and self._drafter.lost
             if size.gamma and not self._by_target:
+                self._record.counts.undrafted_rounds += drafted is None
                 return await self._target.decide(drafted)
         if self._by_target and self._own_size is not None:
             sizes = self._generation.sizes  # the target itself drafts less at the text's end

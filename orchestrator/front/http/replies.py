@@ -66,7 +66,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._prompts: dict[int, int] = {}
-        self._tokens = self._rounds = self._drafted = self._accepted = 0
+        self._tokens = self._rounds = self._undrafted = self._drafted = self._accepted = 0
 
     def add_round(self, round_: Round) -> None:
         """Tokens came."""
@@ -82,6 +82,7 @@ class Usage:
         counts = summary.counts
         self._prompts[prompt] = len(summary.generation.prompt_ids)
         self._rounds += len(counts.gammas)
+        self._undrafted += counts.undrafted_rounds
         self._drafted += counts.drafted_tokens
         self._accepted += counts.accepted_tokens
 
@@ -94,6 +95,7 @@ class Usage:
             "total_tokens": prompt + self._tokens,
             "tandem": {
                 "rounds": self._rounds,
+                "undrafted_rounds": self._undrafted,
                 "drafted_tokens": self._drafted,
                 "accepted_tokens": self._accepted,
                 "acceptance_rate": self._accepted / self._drafted if self._drafted else 0.0,

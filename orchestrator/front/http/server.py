@@ -68,7 +68,13 @@ class _Protocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        super().data_received(data)
+        while data and not self.transport.is_closing():
+            room = len(data)
+            if self.conn.their_state is h11.IDLE:
+                # h11 bounds headers that are not whole; whole ones it takes however long they are.
+                room = max(_MOST_HEADER_BYTES + 1 - len(self.conn.trailing_data[0]), 1)
+            super().data_received(data[:room])
+            data = data[room:]
         if self.transport.is_closing():
             return
         state = self.conn.their_state

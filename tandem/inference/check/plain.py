@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +21,16 @@ from tandem.inference.hidden_states import Layers, blocks_of, tapped
 from tandem.inference.output import PassOutput
 
 # Differences up to this many times the noise are noise. Over random, embedded and published
-# weights, in three dtypes, right passes reach 2.1. A position that is off by one begins at 4.4, a
-# scale that is off by a quarter at 4.5.
+# weights, in three dtypes, right passes reach 2. A position that is off by one begins at 7, a scale
+# that is off by a quarter at 5.8.
 LIMIT = 3.0
 # Where rows are equal in both plain ways, rounding by so much of their size is noise too.
 _ROUNDING = {torch.float32: 3e-4}
+# Two plain ways that differ by more, as a share of a row's size, are no measure of anything.
+_MOST_NOISE = {torch.float32: 3e-3}
+_MOST_NOISE_OF_NARROW = 0.15
+# A row's size, so that rows of zeros divide nothing by zero.
+_NOTHING = 1e-30
 _PRECISE = "tandem_precise"
 
 
@@ -34,17 +41,31 @@ class Stage:
     Attributes:
         name: for people.
         rows: [2, n, width] of both texts, by the model's eager attention.
-        noise: root mean square by which a row differs in the second plain way; the largest.
+        noise: by how much a row differs in the second plain way, as a share of its size: the
+            largest, by root mean squares and by largest elements.
     """
 
     name: str
     rows: Tensor
-    noise: float
+    noise: tuple[float, float]
 
     @classmethod
     def of(cls, name: str, rows: Tensor, others: Tensor) -> Stage:
-        """Compare two plain ways."""
-        return cls(name, rows, float(_rms(rows.float() - others.float()).max()))
+        """Compare two plain ways.
+
+        Raises:
+            Unsupported: they differ by far more than rounding.
+        """
+        ours, theirs = _shown(rows), _shown(others)
+        shares = _sizes(ours - theirs) / _sizes(ours).clamp(min=_NOTHING)
+        mean, largest = shares.flatten(0, -2).amax(0).tolist()
+        stage = cls(name, rows, (mean, largest))
+        if not mean <= _MOST_NOISE.get(rows.dtype, _MOST_NOISE_OF_NARROW):
+            raise Unsupported(
+                f"two plain ways to compute it differ by {mean:.2g} of the size of {name}, which"
+                " leaves nothing to compare a batch with"
+            )
+        return stage
 
     def excess(self, places: Tensor, found: Tensor) -> Tensor:
         """[R] differences of rows, in multiples of the largest that noise explains. Above 1 a row
@@ -54,14 +75,15 @@ class Stage:
             places: [R] of the rows, among the rows of both texts one after the other.
             found: [R, width].
         """
-        plain = self.rows.flatten(0, 1).index_select(0, places).float()
-        allowed = LIMIT * torch.clamp(self._rounding * _rms(plain), min=self.noise)
-        return _rms(plain - found.float()) / allowed.clamp(min=1e-30)
+        plain = _shown(self.rows.flatten(0, 1).index_select(0, places))
+        noise = torch.tensor(self.noise, device=plain.device).clamp(min=self._rounding)
+        allowed = LIMIT * noise * _sizes(plain)
+        return (_sizes(plain - _shown(found)) / allowed.clamp(min=_NOTHING)).amax(-1)
 
     @property
     def tolerance(self) -> float:
-        """The largest difference that noise explains, as a share of the rows' size."""
-        return LIMIT * max(self.noise / float(_rms(self.rows.float()).mean()), self._rounding)
+        """The largest difference that noise explains, as a share of a row's size."""
+        return LIMIT * max(self.noise[0], self._rounding)
 
     @property
     def _rounding(self) -> float:
@@ -91,8 +113,8 @@ class Plain:
 def plain_rows(
     model: PreTrainedModel, texts: ProbeTexts, of_layers: Layers = (), *, by_layer: bool = False
 ) -> Plain:
-    """The rows of both texts by two plain passes: without a cache, with eager attention, then with
-    attention in float32.
+    """The rows of both texts by two plain passes without a cache. The second one computes attention
+    in float32, from queries, keys and values that are rounded otherwise.
 
     Eager attention honours all that a model asks for, such as soft caps.
 
@@ -104,7 +126,7 @@ def plain_rows(
 
     Raises:
         StartupError: the logits are not finite.
-        Unsupported: its attention has a feature that this file does not know.
+        Unsupported: two plain passes differ by more than rounding.
     """
     blocks = blocks_of(model) if by_layer else ()
     steering = Steering(blocks)
@@ -118,7 +140,8 @@ def plain_rows(
         blocks, given = (), []  # its layers have another form
         steering = Steering(blocks)
     again = Steering(blocks, given)
-    others, other_states = _pass(model, _PRECISE, texts, of_layers, again)
+    with nullcontext() if blocks else _other_embeddings(model):
+        others, other_states = _pass(model, _PRECISE, texts, of_layers, again)
     return Plain(
         texts,
         Stage.of("the logits", logits, others),
@@ -134,6 +157,21 @@ def plain_rows(
     )
 
 
+@contextmanager
+def _other_embeddings(model: PreTrainedModel) -> Iterator[None]:
+    """Embeddings differ by their dtype's rounding: the only noise of a model whose attention cannot
+    be computed in another way."""
+
+    def change(module: nn.Module, values: Any, output: Tensor) -> Tensor:
+        return _rounded_otherwise(output).to(output.dtype)
+
+    hook = model.get_input_embeddings().register_forward_hook(change)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def difference(expected: PassOutput, found: PassOutput) -> float:
     """By how much rows of two passes of one back end differ: the largest root mean square, of
     logits or of hidden states, as a share of the rows' size; NaN if one is NaN."""
@@ -141,10 +179,10 @@ def difference(expected: PassOutput, found: PassOutput) -> float:
     if expected.states is not None and found.states is not None:
         pairs += zip(expected.states.unbind(1), found.states.unbind(1), strict=True)
     shares = [
-        _rms(ours.float() - theirs.float()).max() / _rms(ours.float()).mean().clamp(min=1e-30)
+        (_sizes(_shown(ours) - _shown(theirs)) / _sizes(_shown(ours)).clamp(min=_NOTHING))[..., 0]
         for ours, theirs in pairs
     ]
-    return float(torch.stack(shares).max())
+    return float(torch.stack([share.max() for share in shares]).max())
 
 
 def _pass(
@@ -165,9 +203,14 @@ def _by_text(*rows: Tensor) -> Iterator[Tensor]:
     return (each.view(2, len(each) // 2, -1) for each in rows)
 
 
-def _rms(rows: Tensor) -> Tensor:
-    """[...] root mean squares of [..., width]."""
-    return rows.square().mean(-1).sqrt()
+def _sizes(rows: Tensor) -> Tensor:
+    """[..., 2] root mean square and largest element of [..., width]."""
+    return torch.stack((rows.square().mean(-1).sqrt(), rows.abs().amax(-1)), -1)
+
+
+def _shown(rows: Tensor) -> Tensor:
+    """Rows in float32, with 0 in the columns that a model hides by its dtype's least number."""
+    return rows.masked_fill(rows <= torch.finfo(rows.dtype).min / 2, 0).float()
 
 
 def _precise(
@@ -176,34 +219,21 @@ def _precise(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attention in float32; arguments and result as `transformers` has them.
+    *args: Any,
+    **options: Any,
+) -> tuple[Tensor, Any]:
+    """The model's own eager attention, in float32; arguments and result as `transformers` has them.
 
     Raises:
-        Unsupported: the model needs more.
+        Unsupported: the model has none.
     """
-    for name in ("position_bias", "head_mask"):
-        if others.get(name) is not None:
-            raise Unsupported(f"attention with {name!r}")
-    groups = query.shape[1] // key.shape[1]
-    queries, keys, values = (_rounded_otherwise(states) for states in (query, key, value))
-    keys, values = (states.repeat_interleave(groups, 1) for states in (keys, values))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = queries @ keys.transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if attention_mask is not None:
-        scores = scores + attention_mask.float()
-    if s_aux is not None:  # attention sinks: a score of each head that takes a share of the weights
-        sinks = s_aux.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return (weights @ values).to(query.dtype).transpose(1, 2).contiguous(), None
+    own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise Unsupported("eager attention that is no function of its own")
+    states = [_rounded_otherwise(each) for each in (query, key, value)]
+    mask = None if attention_mask is None else attention_mask.float()
+    found, weights = own(module, *states, mask, *args, **options)
+    return found.to(query.dtype), weights
 
 
 def _rounded_otherwise(states: Tensor) -> Tensor:

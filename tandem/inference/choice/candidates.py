@@ -76,6 +76,8 @@ def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()
         # Captured passes cannot be compared layer by layer.
         tolerance = plain_rows(model, texts).logits.tolerance if together else 0.0
         plain = plain_rows(model, texts, of_layers, by_layer=True)
+        if not plain.layers:
+            _log.info("layers have a form of their own: logits are compared, and no single layer")
         fits = LlamaPass.fits(model)
         compute = LlamaPass(model, of_layers) if fits else ModulePass(model, of_layers)
         if device.type == "cpu":

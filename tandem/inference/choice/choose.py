@@ -135,7 +135,8 @@ def choose_backend(
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
         return BackendChoice(by_torch(model, trees, of_layers))
-    slower = speed.times_as_slow(model)
+    # OpenVINO has kernels of its own.
+    slower = 1.0 if engine == "openvino" else speed.times_as_slow(model)
     if slower > _SLOW:
         _log.warning(
             f"this CPU computes {str(model.dtype).removeprefix('torch.')} more slowly than float32;"

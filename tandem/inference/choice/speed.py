@@ -34,6 +34,9 @@ _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
 # As wide as no layer is, and vocabularies are.
 _HEAD = 32_000
+_FEW_WEIGHTS = 1 << 16
+# Of a layer: more say nothing more of a dtype.
+_MOST_OUTPUTS = 4096
 # A profile: sequences in a pass, each with as many rows; more sequences only if there is
 # time. A small model on a CPU takes half of it; a large one is loaded for far longer.
 _SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
@@ -101,7 +104,8 @@ def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> li
 
 
 def times_as_slow(model: PreTrainedModel) -> float:
-    """How many times as long a model's largest layer takes in its dtype as in float32.
+    """How many times as long a model's largest layer takes in its dtype as in float32; 1 for a
+    model so small that its operators take longer than their work.
 
     Args:
         model: on a CPU.
@@ -109,7 +113,9 @@ def times_as_slow(model: PreTrainedModel) -> float:
     layers = [part for part in model.modules() if type(part) is nn.Linear]
     if not layers or model.dtype == torch.float32:
         return 1.0
-    weight = max((layer.weight for layer in layers), key=_inner_size).detach()
+    weight = max((layer.weight for layer in layers), key=_inner_size).detach()[:_MOST_OUTPUTS]
+    if weight.numel() < _FEW_WEIGHTS:
+        return 1.0
     times = []
     for own in (weight, weight.float()):
         rows = torch.ones(_ROWS[1], own.shape[1], dtype=own.dtype)

@@ -26,7 +26,7 @@ _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?weight")
 _PREFIX = "prefix_embeding_layer."
 _READ = re.compile(
     rf"{_BLOCK.pattern}|{_OUTPUT.pattern}|(?:{re.escape(_PREFIX)})?embed_tokens\.weight"
-    rf"|{re.escape(_PREFIX)}(?:norm\.weight|layers\.0\..*)"
+    rf"|{re.escape(_PREFIX)}(?:norm\.weight|layers\.0\..*)|lm_head\.weight"
 )
 
 
@@ -74,7 +74,8 @@ class HydraHead(Head):
         tensors["embed_tokens.weight"] = source.embedding() if embedding is None else embedding
         outputs = {int(m[1]): n for n in tensors if (m := _OUTPUT.fullmatch(n))}
         if not outputs:
-            tensors["output"] = source.output()
+            own_output = tensors.get("lm_head.weight")
+            tensors["output"] = source.output() if own_output is None else own_output
         super().__init__(source, tensors)
         placed = source.placed(tensors)
         self._embedding = placed["embed_tokens.weight"]

@@ -24,8 +24,9 @@ _AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|b
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 _DECODER = re.compile(r"blocks\.(\d+)\.self_attn\.")
 _OUTPUT = re.compile(r"lm_heads\.(\d+)\.weight")
+# A copy of the target's embedding is no loss: no head reads tokens.
 _READ = re.compile(
-    rf"{_AUTHORS.pattern}|{_BLOCK.pattern}|{_OUTPUT.pattern}|lm_head\.weight"
+    rf"{_AUTHORS.pattern}|{_BLOCK.pattern}|{_OUTPUT.pattern}|lm_head\.weight|embed_tokens\.weight"
     r"|blocks\.\d+\.(?:self_attn|mlp|input_layernorm|post_attention_layernorm)\..*"
 )
 

@@ -638,6 +638,7 @@ class Summary(google.protobuf.message.Message):
     DRAFT_BYTES_FIELD_NUMBER: builtins.int
     FEEDBACK_BYTES_FIELD_NUMBER: builtins.int
     DRAFTER_LOST_FIELD_NUMBER: builtins.int
+    UNDRAFTED_ROUNDS_FIELD_NUMBER: builtins.int
     TAIL_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
     EFFECTIVE_FIELD_NUMBER: builtins.int
@@ -681,6 +682,11 @@ class Summary(google.protobuf.message.Message):
     """drafter_lost: drafts were requested, but the drafter failed, or there was none. The text
     continued with drafts of its target; or, if the target cannot draft, without drafts until
     another drafter, or the same one, was available.
+    """
+    undrafted_rounds: builtins.int
+    """undrafted_rounds is the number of rounds for which a draft was requested and none came, because
+    the drafter was lost, or full, or there was none. Where it is not 0, the same seed and gamma can
+    give another text (of the same law).
     """
     tail: builtins.str
     """tail is text behind that of all tokens: what was held back for a stop string, where no token
@@ -740,12 +746,13 @@ class Summary(google.protobuf.message.Message):
         draft_bytes: builtins.int = ...,
         feedback_bytes: builtins.int = ...,
         drafter_lost: builtins.bool = ...,
+        undrafted_rounds: builtins.int = ...,
         tail: builtins.str = ...,
         stages: Global___Stages | None = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 

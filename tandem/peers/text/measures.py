@@ -23,6 +23,7 @@ class TextCounts:
         overlap_positions: how many those are.
         draft_bytes: size of the drafts' distributions.
         feedback_bytes: size of the hidden states and predictions that came for the drafter.
+        undrafted_rounds: for which a draft was wanted, and none came.
     """
 
     new_tokens: int = 0
@@ -34,6 +35,7 @@ class TextCounts:
     overlap_positions: int = 0
     draft_bytes: int = 0
     feedback_bytes: int = 0
+    undrafted_rounds: int = 0
 
     def add_round(
         self, gamma: int, nodes: int, ranks: Sequence[int], overlaps: Sequence[float]

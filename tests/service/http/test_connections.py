@@ -162,3 +162,40 @@ async def test_an_old_connection_is_closed_behind_a_reply(
     ):
         writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b'"version"' in await reader.read()
+
+
+@pytest.mark.parametrize("size", [30_000, 33_000, 100_000])
+async def test_headers_are_bounded_however_they_come(fronts: Fronts, size: int) -> None:
+    """In one part, or in several."""
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: {'a' * size}\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
+    for parts in ([head.encode() + body], [head[:9].encode(), head[9:].encode(), body]):
+        async with connection(fronts) as (reader, writer):
+            for part in parts:
+                writer.write(part)
+                with suppress(ConnectionResetError):
+                    await writer.drain()
+            expected = b" 200 " if size < 32 << 10 else b" 400 "
+            assert expected in await reader.readline()
+
+
+async def test_a_service_that_stops_takes_no_new_connections(
+    embedded_pair: tuple[Path, Path],
+) -> None:
+    """A text that has begun goes on."""
+    async with serving_http(embedded_pair) as fronts, connection(fronts) as (reader, writer):
+        writer.write(posted({**LONG, "max_tokens": 400, "stream": True}))
+        assert b" 200 " in await reader.readline()
+        stopping = asyncio.create_task(fronts.server.stop(60))
+
+        async def refused() -> bool:
+            try:
+                async with connection(fronts):
+                    return False
+            except ConnectionError:
+                return True
+
+        await until(refused)
+        assert b"data: [DONE]" in await reader.read()
+        await stopping

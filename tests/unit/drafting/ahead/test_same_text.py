@@ -42,12 +42,12 @@ CASES = [
 
 
 async def text_of(
-    name: str, rule: str, sampling: Sampling, nodes: int, passes: int = MANY
+    name: str, rule: str, sampling: Sampling, nodes: int, passes: int = MANY, **keys: Any
 ) -> tuple[list[int], Counter[Came | None]]:
     """A text, and what became of prepared drafts; each preparation is left behind random many
     passes, at most `passes`."""
     target = make_target(random_llama(1))
-    drafter = make_method(name, DrafterSettings(max_nodes=6, chains=2))
+    drafter = make_method(name, DrafterSettings(max_nodes=6, chains=2, **keys))
     drafter.ahead_nodes = nodes
     chance = random.Random(7)
     if passes < MANY:
@@ -108,3 +108,12 @@ async def test_what_was_prepared_changes_no_token(name: str, rule: str, sampling
     cut, came = await text_of(name, rule, sampling, 60, passes=3)
     assert cut == plain
     assert came[Came.LATE] > 1
+
+
+async def test_a_text_learns_its_threshold_from_prepared_drafts_too() -> None:
+    """Else later drafts would end at other tokens, and the text would be another one."""
+    keys: dict[str, Any] = {"stop": "adaptive", "threshold": 0.3}
+    plain, _ = await text_of("model", "block", SAMPLED, 0, **keys)
+    found, came = await text_of("model", "block", SAMPLED, 60, **keys)
+    assert came[Came.HIT] > 3
+    assert found == plain

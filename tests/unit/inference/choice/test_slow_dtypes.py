@@ -40,6 +40,7 @@ def test_it_is_one_warning(
     clock: Any = Clock(factor)
     model = random_llama(1).to(dtype)
     with monkeypatch.context() as patch:
+        patch.setattr(speed, "_FEW_WEIGHTS", 0)
         patch.setattr(speed, "linear", clock.linear)
         patch.setattr(speed, "time", clock)
         with capture_logs() as logs:

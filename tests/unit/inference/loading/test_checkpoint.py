@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ def test_a_gguf_file_alone_is_refused_with_what_to_do(named: str, tmp_path: Path
     file.parent.mkdir()
     file.touch()
     model = str(file if named == "file" else file.parent)
-    advice = rf"GGUF file.*from_pretrained\('{file.parent}', gguf_file='{file.name}'\)"
-    with pytest.raises(StartupError, match=advice):
+    advice = f"from_pretrained('{file.parent}', gguf_file='{file.name}', quantization_config="
+    with pytest.raises(StartupError, match=re.escape(advice)):
         read_model(model, "cpu", "float32")
-    with pytest.raises(Misconfigured, match=advice):
+    with pytest.raises(Misconfigured, match=re.escape(advice)):
         located("target", model)
 
 

@@ -97,6 +97,21 @@ def test_its_branches_are_its_texts(row: Architecture, engine: Any, tmp_path: Pa
     assert worst_of(expected, tree_rows(decoder, trees)) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("attention", "mlp"),
+    [([0], [1, 2, 3]), ([0, 2], [1]), ([1], [0, 2]), ([], [1, 2]), ([3], [0]), ([], [])],
+)
+def test_each_attention_that_is_left_has_a_slot_of_its_own(
+    attention: list[int], mlp: list[int], tmp_path: Path
+) -> None:
+    """In the order of the layers, whatever is left of each."""
+    model = whole(TAKEN[0])
+    take_part(model, skip_file(tmp_path, {"attention": attention, "mlp": mlp}))
+    layers: Any = model.get_submodule("model.layers")
+    slots = [layer.self_attn.layer_idx for layer in layers if layer.self_attn is not None]
+    assert slots == list(range(LAYERS - len(attention)))
+
+
 def test_what_is_left_out_is_not_kept(tmp_path: Path) -> None:
     row = TAKEN[0]
     model = whole(row)
