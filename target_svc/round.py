@@ -201,10 +201,10 @@ def verify(
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
     predicting = None if top is None else Predicting(everything, top.top)
     decision = yield from _decide(
-        sequence=sequence,
-        round_=round_,
-        drafted=draft,
-        scored=scored,
+        sequence,
+        round_,
+        draft,
+        scored,
         wanted=wanted,
         shaped=shaped,
         predicting=predicting,
