@@ -121,7 +121,9 @@ def test_nothing_asked_for_is_nothing_sent() -> None:
 def test_a_probe_that_the_rule_sees_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes that were candidates would be kept, and what is emitted would be another text."""
 
-    def as_candidates(sequence: Any, round_: int, draft: Any, scored: Any, **wanted: Any) -> Any:
+    def as_candidates(
+        sequence: Any, round_: int, draft: Any, scored: Any, *wanted: Any, **named: Any
+    ) -> Any:
         count = len(draft)
         parents = [*draft.places(), *draft.probes.parents]
         tokens = [*draft.token_ids, *draft.probes.token_ids]
@@ -130,7 +132,7 @@ def test_a_probe_that_the_rule_sees_is_caught(monkeypatch: pytest.MonkeyPatch) -
         )
         scored = replace(scored, count=1 + len(tokens))
         as_told = replace(seen, ids=draft.ids, weights=draft.weights)
-        return own(sequence, round_, as_told, scored, **wanted)
+        return own(sequence, round_, as_told, scored, *wanted, **named)
 
     decoder = decoder_of(LLAMA)
     draft = probed(drafts()["chain"], 40, extra=0)
