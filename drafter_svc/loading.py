@@ -80,9 +80,14 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()
     return LoadedDrafter(
-        *(engine, info, models, drafter, recipe.method, described),
-        ahead,
-        min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
+        engine=engine,
+        info=info,
+        models=models,
+        drafter=drafter,
+        method=recipe.method,
+        recipe=described,
+        ahead=ahead,
+        ahead_bytes=min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
     )
 
 

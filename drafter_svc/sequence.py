@@ -100,9 +100,13 @@ class DraftedSequence(
             self._ahead = Ahead(self._drafter, sequence, length)
         if self._ahead_nodes:
             self._preparing = Preparing(
-                *(self._engine, sequence, self._ahead, self._ahead_nodes, self._ahead_bytes),
-                lambda answer: self.say(answer),
-                self.request_id,
+                engine=self._engine,
+                sequence=sequence,
+                ahead=self._ahead,
+                nodes=self._ahead_nodes,
+                most_bytes=self._ahead_bytes,
+                say=lambda answer: self.say(answer),
+                request_id=self.request_id,
             )
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
@@ -233,5 +237,7 @@ def _made(
             sequence.shaped.extend(emitted)
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
-    draft = yield from drafter.go_on(sequence, round_, emitted, gamma, nodes, features, predictions)
+    draft = yield from drafter.go_on(
+        sequence, round_, emitted, gamma, nodes, features=features, predictions=predictions
+    )
     return Made(draft)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from orchestrator.peers.settings import PeerSettings
+from tandem.peers.grpc.settings import PeerSettings
 from tandem.settings import LONGEST_DRAFT, MOST_NODES, Address, Names, ServiceSettings
 
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 
-from orchestrator.text.record import TextRecord, TextSpans
 from tandem.common.v1 import common_pb2
+from tandem.peers.text.record import TextRecord, TextSpans
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.speculation.request.sampling import MAX_SEED
 from tandem.telemetry.tracing.spans import Span

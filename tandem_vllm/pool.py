@@ -7,20 +7,20 @@ from typing import Any
 
 import structlog
 
-from orchestrator.peers.clients import DrafterClient, dialers_of
-from orchestrator.peers.deadlines import Deadlines
-from orchestrator.replicas.agreement import sift
-from orchestrator.replicas.compatibility import (
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
+from tandem.errors import TandemError, Unavailable
+from tandem.peers.grpc.clients import DrafterClient, dialers_of
+from tandem.peers.grpc.deadlines import Deadlines
+from tandem.peers.replicas.agreement import sift
+from tandem.peers.replicas.compatibility import (
     common_limits,
     longest_text,
     require_fit,
     require_trees,
 )
-from orchestrator.replicas.membership import Replicas
-from orchestrator.replicas.replica import Replica, least_loaded
-from tandem.common.v1 import common_pb2
-from tandem.drafter.v1 import drafter_pb2
-from tandem.errors import TandemError, Unavailable
+from tandem.peers.replicas.membership import Replicas
+from tandem.peers.replicas.replica import Replica, least_loaded
 from tandem.rpc.status import notes_of
 from tandem_vllm.settings import PluginSettings
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _SERVICE = "tandem-vllm"
 # Others are vLLM's and its user's.
-_LOGGERS = ("tandem", "tandem_vllm", "orchestrator", "opentelemetry.tandem")
+_LOGGERS = ("tandem", "tandem_vllm", "opentelemetry.tandem")
 
 
 class Proposer:

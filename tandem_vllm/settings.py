@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from orchestrator.peers.settings import PeerSettings
+from tandem.peers.grpc.settings import PeerSettings
 
 
 class PluginSettings(PeerSettings):

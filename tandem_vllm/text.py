@@ -7,9 +7,11 @@ import hashlib
 import sys
 from dataclasses import dataclass, replace
 
-from orchestrator.replicas.compatibility import longest_text
-from orchestrator.replicas.drafter_of_text import DrafterOfText
-from orchestrator.text.contracts import (
+from tandem.common.v1 import common_pb2
+from tandem.errors import InvalidRequest, PeerFailure, TandemError
+from tandem.peers.replicas.compatibility import longest_text
+from tandem.peers.replicas.drafter_of_text import DrafterOfText
+from tandem.peers.text.contracts import (
     AheadWay,
     Drafted,
     DraftSize,
@@ -17,10 +19,8 @@ from orchestrator.text.contracts import (
     Prompt,
     TextDrafter,
 )
-from orchestrator.text.drafter_failover import DrafterWithFailover
-from orchestrator.text.record import TextRecord
-from tandem.common.v1 import common_pb2
-from tandem.errors import InvalidRequest, PeerFailure, TandemError
+from tandem.peers.text.drafter_failover import DrafterWithFailover
+from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.request.sampling import Sampling
@@ -108,13 +108,13 @@ class RemoteText:
         """A drafter that opens, in the background."""
         self._reserved = sys.maxsize  # until it is known
         drafter = DrafterWithFailover(
-            self._sequence,
-            self._prompt,
-            self.record,
-            lambda: 0.0,  # none is waited for: rounds go on without
-            "",
-            self._note_lost,
-            self._drafting.let_go,
+            make=self._sequence,
+            prompt=self._prompt,
+            record=self.record,
+            seconds=lambda: 0.0,  # none is waited for: rounds go on without
+            needed_by="",
+            on_loss=self._note_lost,
+            let_go=self._drafting.let_go,
         )
         drafter.begin(late=True)
         return drafter

@@ -68,7 +68,9 @@ class OwnDrafts:
             own.caches, own.shaped = sequence.caches[1:], sequence.shaped
             sequence.drafting = own
             yield from self.drafter.open(own)
-        method = self.drafter.go_on(own, round_, news, gamma, nodes, features, predictions)
+        method = self.drafter.go_on(
+            own, round_, news, gamma, nodes, features=features, predictions=predictions
+        )
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
         decision = yield from verify(scorer, sequence, round_, drafted, own_feedback=True)

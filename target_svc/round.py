@@ -200,7 +200,15 @@ def verify(
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
     predicting = None if top is None else Predicting(everything, top.top)
-    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped, predicting)
+    decision = yield from _decide(
+        sequence,
+        round_,
+        draft,
+        scored,
+        wanted=wanted,
+        shaped=shaped,
+        predicting=predicting,
+    )
     if top is not None:
         decision.predictions = _predictions(decision, round_, top)
     sequence.untold_predictions = decision.predictions if own_feedback else None
@@ -264,17 +272,17 @@ def _decide(
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: DeviceVerdict = yield Decide(
-        sequence.rule,
-        drafted,
-        scored,
-        sequence.sampling,
-        sequence.carry,
-        sequence.accepting,
-        sequence.following,
-        round_,
-        wanted,
-        shaped,
-        predicting,
+        rule=sequence.rule,
+        draft=drafted,
+        scored=scored,
+        sampling=sequence.sampling,
+        carry=sequence.carry,
+        accepting=sequence.accepting,
+        following=sequence.following,
+        round=round_,
+        wanted=wanted,
+        shaped=shaped,
+        predicting=predicting,
     )
     decision: Decision = yield ToHost(decided)
     if shaped is not None:

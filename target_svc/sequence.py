@@ -148,19 +148,19 @@ class VerifiedSequence(
         if wanted is None and self._drafts is not None and self._drafts.drafter.wants is not None:
             prompt_states = min(self._drafts.drafter.wants.prompt_tokens, len(token_ids))
         return TargetSequence(
-            token_ids,
-            sampling,
-            rule,
-            carry,
-            request.max_nodes,
-            len(token_ids) + request.max_new_tokens,
-            frozenset(request.end_token_ids),
-            wanted,
-            prompt_states,
-            None if self._drafts is None else [],
-            own,
-            predicted,
-            None if self._drafts is None else self._drafts.drafter.predicts,
+            token_ids=token_ids,
+            sampling=sampling,
+            rule=rule,
+            carry=carry,
+            nodes=request.max_nodes,
+            end=len(token_ids) + request.max_new_tokens,
+            end_token_ids=frozenset(request.end_token_ids),
+            wanted=wanted,
+            prompt_states=prompt_states,
+            untold=None if self._drafts is None else [],
+            own_wanted=own,
+            predicted=predicted,
+            own_predicted=None if self._drafts is None else self._drafts.drafter.predicts,
             log_probs=self._log_probs_from(request, len(token_ids)),
         )
 

@@ -81,14 +81,14 @@ class TargetServicer(
             await self.streams.run(
                 context,
                 lambda: VerifiedSequence(
-                    loaded.engine,
-                    loaded.decoder,
-                    loaded.info,
-                    most,
-                    loaded.grammars,
-                    loaded.drafts,
-                    loaded.decoder.of_layers,
-                    loaded.decoder.probe_tokens,
+                    engine=loaded.engine,
+                    scorer=loaded.decoder,
+                    info=loaded.info,
+                    max_rounds=most,
+                    grammars=loaded.grammars,
+                    drafts=loaded.drafts,
+                    feedback_layers=loaded.decoder.of_layers,
+                    probe_tokens=loaded.decoder.probe_tokens,
                 ),
             )
 

@@ -334,7 +334,7 @@ MUTANTS = (
     ),
     Mutant(
         "orchestrator: a verdict of another round is taken",
-        "orchestrator/peers/verify_call.py",
+        "tandem/peers/grpc/verify_call.py",
         'expect("verdict.round", verdict.round, round_, round_)',
         'expect("verdict.round", verdict.round, 0, 2**63)',
         ("tests/service/requests/test_contract.py",),

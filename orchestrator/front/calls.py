@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.record import GRPC, TextRecord
 from tandem.errors import Exhausted, TandemError
+from tandem.peers.text.record import GRPC, TextRecord
 
 
 class OpenCalls:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from orchestrator.front.queue import QueueLimits, TextQueue
-from orchestrator.replicas.capacity import TargetCapacity
+from orchestrator.pool.capacity import TargetCapacity
 from orchestrator.text.codec import TextCodec
 from tandem.errors import Unavailable
 

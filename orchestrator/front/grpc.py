@@ -12,10 +12,10 @@ from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.values import Summary
 from tandem.errors import IdleTimeout
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.peers.text.values import Summary
 from tandem.rpc.security.access import caller
 from tandem.rpc.server import GrpcService
 from tandem.rpc.status import status_boundary

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.front.validation import MOST_MESSAGES, Validator, new_seed
-from orchestrator.text.measures import TextTimes
-from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.peers.text.measures import TextTimes
+from tandem.peers.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.rpc import messages
 from tandem.speculation.request.log_probs import TokenLogProb
 from tandem.telemetry.stages import BUSY, WAITS

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from orchestrator.replicas.capacity import TargetCapacity
+from orchestrator.pool.capacity import TargetCapacity
 from tandem.errors import DeadlineExceeded, Exhausted
 
 # A wait may turn out to be so many times as long as was expected when the text was let in.

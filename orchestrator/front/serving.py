@@ -16,13 +16,14 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
-from orchestrator.replicas.compatibility import Capabilities, Law
-from orchestrator.replicas.notifier import Notifier
-from orchestrator.replicas.pool import ReplicaPool
+from orchestrator.pool.notifier import Notifier
+from orchestrator.pool.pool import ReplicaPool
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.codec import TextCodec, TokenizerFiles
-from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.codec import TextCodec
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
+from tandem.peers.replicas.compatibility import Capabilities, Law
+from tandem.peers.text.metrics import RequestMetrics
+from tandem.peers.text.tokenizer_files import TokenizerFiles
 from tandem.rpc.status import notes_of
 from tandem.shaping.grammar import Grammars
 from tandem.telemetry.metrics import catalog as metrics
@@ -158,19 +159,19 @@ class Serving:
         limits = QueueLimits(settings.max_encoding_waiting, settings.queue_seconds)
         encoder = PromptEncoder(codec, settings.max_encoding, limits)
         validator = Validator(
-            capabilities,
-            settings.verifier,
-            gamma,
-            None if settings.nodes == "auto" else settings.nodes,
-            settings.max_new_tokens,
-            codec,
-            encoder,
-            Grammars(
+            capabilities=capabilities,
+            verifier=settings.verifier,
+            gamma=gamma,
+            nodes=None if settings.nodes == "auto" else settings.nodes,
+            max_new_tokens=settings.max_new_tokens,
+            codec=codec,
+            encoder=encoder,
+            grammars=Grammars(
                 lambda: tokenizer.tokenizer_json,
                 capabilities.target.vocab_size,
                 capabilities.target.eos_token_ids,
             ),
-            chat,
+            chat=chat,
         )
         if self._texts is None:
             self._texts = Texts(settings, self._pool, validator, self.metrics)

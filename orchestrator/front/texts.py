@@ -12,21 +12,21 @@ import structlog
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.queue import QueueLimits, TextQueue
 from orchestrator.front.validation import Validator, request_id_of
-from orchestrator.replicas.compatibility import Capabilities
-from orchestrator.replicas.peers_of_text import PeersOfText
-from orchestrator.replicas.pool import ReplicaPool
-from orchestrator.replicas.retry_budget import RetryBudget
+from orchestrator.pool.peers_of_text import PeersOfText
+from orchestrator.pool.pool import ReplicaPool
+from orchestrator.pool.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.policies import SizePolicies
-from orchestrator.text.contracts import DraftSize
-from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
-from orchestrator.text.metrics import RequestMetrics
-from orchestrator.text.record import GRPC, TextRecord, TextSpans
 from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
-from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError
+from tandem.peers.replicas.compatibility import Capabilities
+from tandem.peers.text.contracts import DraftSize
+from tandem.peers.text.drafter_failover import DrafterWithFailover
+from tandem.peers.text.metrics import RequestMetrics
+from tandem.peers.text.record import GRPC, TextRecord, TextSpans
+from tandem.peers.text.values import Generation, Request, Round, Summary
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.telemetry.logs import bind_request
 
@@ -209,14 +209,16 @@ class Texts:
 
             drafting = capabilities.drafter
             drafter = DrafterWithFailover(
-                peers.drafter,
-                lambda: target.prompt,
-                record,
-                opening_seconds,
-                needed_by,
-                lose_drafter,
-                peers.drafting.let_go,
-                drafting.max_message_bytes - AROUND_BYTES if drafting is not None else 0,
+                make=peers.drafter,
+                prompt=lambda: target.prompt,
+                record=record,
+                seconds=opening_seconds,
+                needed_by=needed_by,
+                on_loss=lose_drafter,
+                let_go=peers.drafting.let_go,
+                most_feedback_bytes=drafting.max_message_bytes - AROUND_BYTES
+                if drafting is not None
+                else 0,
             )
             own_size = own_size_of(capabilities, generation)
             # A rule that needs every draft cannot turn to the target's drafts later.
@@ -253,14 +255,14 @@ class Texts:
             }
         )
         yield Summary(
-            generation,
-            emission.finish_reason,
-            emission.stop_string,
-            counts,
-            record.times,
-            drafter.lost,
-            emission.tail,
-            emission.stop_token_id,
+            generation=generation,
+            finish_reason=emission.finish_reason,
+            stop_string=emission.stop_string,
+            counts=counts,
+            times=record.times,
+            drafter_lost=drafter.lost,
+            tail=emission.tail,
+            stop_token_id=emission.stop_token_id,
         )
 
     def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:

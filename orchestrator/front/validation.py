@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.replicas.compatibility import Capabilities, longest_text
 from orchestrator.sizes.goodput import sizes
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.record import TextRecord
-from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
+from tandem.peers.replicas.compatibility import Capabilities, longest_text
+from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Generation, Request, Rule, Stopping
 from tandem.rpc import messages
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.request.log_probs import LogProbsWanted
@@ -111,20 +111,20 @@ class Validator:
             sampling.shaping.min_tokens,
         )
         return Generation(
-            request_id,
-            tuple(prompt_ids),
-            sampling,
-            stopping,
-            verifier,
-            rule,
-            gamma,
-            nodes,
-            choices,
-            request.first_round,
-            tuple(received_ids),
-            options if rule.name == verifier else {},
-            self._log_probs(request, len(prompt_ids)),
-            beside,
+            request_id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            stopping=stopping,
+            verifier=verifier,
+            rule=rule,
+            gamma=gamma,
+            nodes=nodes,
+            sizes=choices,
+            first_round=request.first_round,
+            received_ids=tuple(received_ids),
+            verifier_options=options if rule.name == verifier else {},
+            log_probs=self._log_probs(request, len(prompt_ids)),
+            beside=beside,
         )
 
     def _log_probs(self, request: Request, prompt_tokens: int) -> LogProbsWanted | None:

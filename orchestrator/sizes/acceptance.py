@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from orchestrator.text.contracts import Decided, Drafted
+from tandem.peers.text.contracts import Decided, Drafted
 
 # What counts as one observation: of the first of all siblings, the second, and later ones.
 PRIOR = (0.74, 0.08, 0.035)

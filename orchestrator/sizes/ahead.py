@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.sizes.goodput import WORTH_IT
 from orchestrator.sizes.round_times import Mean, load_of
-from orchestrator.text.contracts import (
+from tandem.peers.text.contracts import (
     AheadWay,
     Decided,
     Drafted,

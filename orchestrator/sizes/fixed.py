@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizeChoice
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, SizeChoice
 
 
 @dataclass(frozen=True, slots=True)

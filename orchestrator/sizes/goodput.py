@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from orchestrator.sizes.acceptance import PRIOR, Chances
-from orchestrator.text.contracts import DraftSize
 from tandem.drafting.decoders.shape import likeliest
+from tandem.peers.text.contracts import DraftSize
 
 PLAIN = DraftSize(0)
 # Goodput is known to a few percent: less than this is no reason for another size.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
-from orchestrator.text.contracts import AheadWay, SizePolicy
-from orchestrator.text.values import Generation
+from tandem.peers.text.contracts import AheadWay, SizePolicy
+from tandem.peers.text.values import Generation
 from tandem.profile import PassTime, Profile
 
 _WAYS = {

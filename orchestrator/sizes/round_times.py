@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize
 from tandem.profile import Profile
 
 # Rounds that a mean looks back on: it follows a service that became slower within seconds.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import lru_cache
 
 from tokenizers import Tokenizer
@@ -14,21 +13,6 @@ from tandem.errors import StartupError
 
 # Tokens whose bytes are kept: a prompt's log probabilities name as many of the likeliest.
 _SPELLED = 65_536
-
-
-@dataclass(frozen=True)
-class TokenizerFiles:
-    """What a target hands out of its checkpoint.
-
-    Attributes:
-        tokenizer_json: serialised; empty if there is none.
-        chat_template: Jinja; empty if there is none.
-        special_tokens: texts of tokens by the names that the template has for them.
-    """
-
-    tokenizer_json: bytes = b""
-    chat_template: str = ""
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 class TextCodec:

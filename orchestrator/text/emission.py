@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from orchestrator.text.contracts import Decided, Drafted, Expected
-from orchestrator.text.measures import TextCounts
 from orchestrator.text.stop_strings import TextStream
-from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 from tandem.errors import InvalidRequest
+from tandem.peers.text.contracts import Decided, Drafted, Expected
+from tandem.peers.text.measures import TextCounts
+from tandem.peers.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 
 # Of a resumed text, in one turn of the event loop: two milliseconds of decoding.
 _TOKENS_A_TURN = 500

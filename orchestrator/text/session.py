@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from orchestrator.text.contracts import (
+from orchestrator.text.emission import Emission
+from orchestrator.text.target_failover import TargetWithFailover
+from tandem.peers.text.contracts import (
     Decided,
     Drafted,
     DraftSize,
@@ -20,11 +22,9 @@ from orchestrator.text.contracts import (
     SizeChoice,
     SizePolicy,
 )
-from orchestrator.text.drafter_failover import DrafterWithFailover
-from orchestrator.text.emission import Emission
-from orchestrator.text.record import TextRecord
-from orchestrator.text.target_failover import TargetWithFailover
-from orchestrator.text.values import Generation, Round
+from tandem.peers.text.drafter_failover import DrafterWithFailover
+from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Generation, Round
 from tandem.telemetry.harmless import harmless
 
 

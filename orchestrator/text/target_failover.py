@@ -8,9 +8,9 @@ from typing import Any
 
 import structlog
 
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt, TextPeers, TextTarget
-from orchestrator.text.values import Generation
 from tandem.errors import Exhausted, Unavailable
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, Prompt, TextPeers, TextTarget
+from tandem.peers.text.values import Generation
 from tandem.rpc.status import notes_of
 from tandem.speculation.request.log_probs import LogProbsWanted
 
@@ -71,16 +71,16 @@ class TargetWithFailover:
         """What opens a sequence here and now."""
         generation, emitted = self._generation, self._emitted
         return Prompt(
-            generation.request_id,
-            [*generation.prompt_ids, *emitted],
-            generation.sampling,
-            self.round,
-            generation.stopping.max_new_tokens - len(emitted),
-            self._vocab_size,
-            self._end_token_ids,
-            generation.verifier_options,
-            len(emitted),
-            self._log_probs,
+            request_id=generation.request_id,
+            token_ids=[*generation.prompt_ids, *emitted],
+            sampling=generation.sampling,
+            first_round=self.round,
+            max_new_tokens=generation.stopping.max_new_tokens - len(emitted),
+            target_vocab_size=self._vocab_size,
+            end_token_ids=self._end_token_ids,
+            verifier_options=generation.verifier_options,
+            emitted_tokens=len(emitted),
+            log_probs=self._log_probs,
         )
 
     @property

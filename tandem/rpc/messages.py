@@ -71,14 +71,16 @@ def _shaping_from(message: common_pb2.Shaping) -> Shaping:
     kind = message.WhichOneof("grammar")
     try:
         return Shaping(
-            tuple(sorted(message.logit_bias.items())),
-            message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-            message.frequency_penalty,
-            message.presence_penalty,
-            message.min_tokens,
-            tuple(message.end_token_ids),
-            tuple(tuple(word.token_ids) for word in message.bad_words),
-            None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind)),
+            logit_bias=tuple(sorted(message.logit_bias.items())),
+            repetition_penalty=message.repetition_penalty
+            if message.HasField("repetition_penalty")
+            else 1.0,
+            frequency_penalty=message.frequency_penalty,
+            presence_penalty=message.presence_penalty,
+            min_tokens=message.min_tokens,
+            end_token_ids=tuple(message.end_token_ids),
+            bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+            grammar=None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind)),
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling.shaping.{error}") from None
@@ -204,14 +206,14 @@ def draft_from(
     if not sizes and not rows.ids and not rows.weights:
         sizes = [0] * count
     draft = Draft(
-        token_ids,
-        sizes,
-        np.frombuffer(rows.ids, "<u4"),
-        np.frombuffer(rows.weights, "<u2"),
-        parents,
-        row_of,
-        message.distinct_siblings and parents is not None,
-        probes,
+        token_ids=token_ids,
+        sizes=sizes,
+        ids=np.frombuffer(rows.ids, "<u4"),
+        weights=np.frombuffer(rows.weights, "<u2"),
+        parents=parents,
+        row_of=row_of,
+        distinct=message.distinct_siblings and parents is not None,
+        probes=probes,
     )
     try:
         draft.check_shape(vocab_size)

@@ -51,14 +51,14 @@ class ShapedRows:
         entries = [np.flatnonzero(self.rows == place) for place in places]
         chosen = np.concatenate(entries) if entries else np.zeros(0, np.int64)
         return ShapedRows(
-            np.repeat(np.arange(len(places)), [len(own) for own in entries]),
-            self.ids[chosen],
-            self.bias[chosen],
-            self.seen[chosen],
-            self.counts[chosen],
-            self.shaping,
-            None if self.bits is None else self.bits[list(places)],
-            [self.dead[place] for place in places],
+            rows=np.repeat(np.arange(len(places)), [len(own) for own in entries]),
+            ids=self.ids[chosen],
+            bias=self.bias[chosen],
+            seen=self.seen[chosen],
+            counts=self.counts[chosen],
+            shaping=self.shaping,
+            bits=None if self.bits is None else self.bits[list(places)],
+            dead=[self.dead[place] for place in places],
         )
 
 

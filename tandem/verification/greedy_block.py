@@ -130,14 +130,14 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         places = torch.arange(len(rows), device=q.device)
         behind = (places >= proposal.lengths[:, None])[..., None]
         return _GreedyView(
-            proposal,
-            torch.where(behind, target_probs, torch.stack(rows, 1)),
-            q,
-            torch.stack(steps, 1) if steps else q_drafted,
-            torch.stack(joints, 1),
-            target_probs,
-            torch.stack(log_ratios, 1),
-            counts,
+            proposal=proposal,
+            p=torch.where(behind, target_probs, torch.stack(rows, 1)),
+            q=q,
+            ratios=torch.stack(steps, 1) if steps else q_drafted,
+            joint=torch.stack(joints, 1),
+            target=target_probs,
+            log_ratios=torch.stack(log_ratios, 1),
+            counts=counts,
         )
 
     def _accept(self, view: _GreedyView) -> Tensor:

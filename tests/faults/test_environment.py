@@ -32,7 +32,7 @@ DAY_NS = 24 * 3600 * 10**9
 WALL_CLOCK = {
     "orchestrator/front/chat_template.py",  # templates may write the date
     "orchestrator/front/http/app.py",  # replies say when they were made
-    "orchestrator/text/record.py",
+    "tandem/peers/text/record.py",
     "tandem/inference/choice/record.py",
     "tandem/rpc/security/certificates.py",  # they say themselves from when and until when they hold
     "tandem/telemetry/metrics/instruments.py",

@@ -192,7 +192,7 @@ async def test_the_law_holds_where_each_text_loses_one(
     victim: str, verifier: str, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What fails each text is held off ever longer: here it is to go on failing them.
-    monkeypatch.setattr("orchestrator.replicas.breaker._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.peers.replicas.breaker._AGAIN_SECONDS", 0.0)
     texts, inside = TEXTS[victim], victim == "drafting target"
     drafts = victim.endswith("drafter")
     deaths = Deaths(monkeypatch, DraftedSequence if drafts else VerifiedSequence)

@@ -14,10 +14,10 @@ import pytest
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
-from orchestrator.peers import connection
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.peers.grpc import connection
 from tandem.rpc import channel
 from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.sizes.goodput import PLAIN
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizeChoice, SizePolicy
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, SizeChoice, SizePolicy
 from tandem.profile import Profile
 from tests.support.simulated_services import SimulatedServices
 

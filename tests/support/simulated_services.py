@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizePolicy
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, SizePolicy
 from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 

@@ -23,7 +23,8 @@ TREE = (*PRODUCT, "benchmarks", "models", "tests")
 MOST_MODULES, MOST_LINES = 12, 500
 # The rooms of a folder from the bottom up: each may see those before it, and no other one.
 ROOMS = {
-    "orchestrator": ("text", "sizes", "peers", "replicas", "front"),
+    "orchestrator": ("text", "sizes", "pool", "front"),
+    "tandem.peers": ("text", "grpc", "replicas"),
     "tandem.inference": ("kv", "check", "batch", "passes", "openvino", "choice", "vllm"),
     "tandem.tools.traces": ("read", "analysis", "prediction", "show"),
     "tandem.tools.planning": ("measured", "simulation"),
@@ -123,8 +124,8 @@ def test_no_arrow_points_to_another_service(folder: str) -> None:
 
 
 def test_the_plugin_asks_drafters_as_an_orchestrator_does() -> None:
-    assert seen_from("tandem_vllm", "orchestrator") == {"peers", "replicas", "text"}
-    for service in ("drafter_svc", "target_svc"):
+    """By what both share, and nothing of its own."""
+    for service in SERVICES:
         assert not seen_from("tandem_vllm", service)
 
 
@@ -138,7 +139,7 @@ def test_speculation_is_pure() -> None:
 
 def test_scheduling_model_and_serving_are_apart() -> None:
     """Below each other: serving, drafting, engine, inference; none sees one above it. Retrieval is
-    below drafting."""
+    below drafting, and who calls drafters and targets sees none of these."""
     below = {
         "vocabulary": set(),
         "retrieval": {"errors", "vocabulary"},
@@ -149,6 +150,8 @@ def test_scheduling_model_and_serving_are_apart() -> None:
         "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
         | {"errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
+        "peers": {"rpc", "common", "drafter", "target", "speculation", "telemetry"}
+        | {"errors", "profile", "settings"},
     }
     for room, seen in below.items():
         assert seen_from(f"tandem.{room}", "tandem") <= seen, room
@@ -176,7 +179,7 @@ SPEAKS_GRPC = (
         "tandem.tools.load",
     ),
     *("drafter_svc", "target_svc"),
-    *("orchestrator.peers", "orchestrator.replicas", "tandem_vllm"),
+    *("tandem.peers.grpc", "tandem.peers.replicas", "orchestrator.pool", "tandem_vllm"),
 )
 
 

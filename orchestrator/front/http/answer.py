@@ -17,9 +17,9 @@ from orchestrator.front.http.log_probs import TextLogProbs
 from orchestrator.front.http.replies import Form, Json, Usage
 from orchestrator.front.http.tools import ToolReader
 from orchestrator.front.texts import Texts
-from orchestrator.text.record import HTTP
-from orchestrator.text.values import Request, Round, Summary
 from tandem.errors import IdleTimeout, TandemError
+from tandem.peers.text.record import HTTP
+from tandem.peers.text.values import Request, Round, Summary
 
 _log = structlog.get_logger(__name__)
 

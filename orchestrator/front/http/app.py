@@ -33,8 +33,8 @@ from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.record import HTTP
 from tandem.errors import Exhausted, InvalidRequest, NotFound, Unavailable
+from tandem.peers.text.record import HTTP
 from tandem.rpc import messages
 from tandem.rpc.security.tokens import BearerTokens
 from tandem.settings import MIB
@@ -267,7 +267,15 @@ class HttpFront:
             names_of(body.offered),
             body.most_calls,
         )
-        answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
+        answer = HttpAnswer(
+            texts=texts,
+            calls=self._calls,
+            form=form,
+            telling=telling,
+            wanted=wanted,
+            client=client,
+            metadata=call.headers,
+        )
         if body.stream:
             await answer.stream(call.receive, call.send, lambda: call.begin(200, _EVENTS))
         else:

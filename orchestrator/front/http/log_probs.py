@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.text.values import Round
+from tandem.peers.text.values import Round
 from tandem.speculation.request.log_probs import TokenLogProb
 
 # The bytes that a token stands for.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from orchestrator.front.http.log_probs import Spell, Told, of_chat, of_completion
 from orchestrator.front.http.tools import ToolCall
-from orchestrator.text.values import FinishReason, Round, Summary
+from tandem.peers.text.values import FinishReason, Round, Summary
 from tandem.telemetry.stages import WAITS
 
 _REASONS = {FinishReason.LENGTH: "length"}

@@ -316,14 +316,14 @@ class Ahead:
         if nodes < each:
             return
         self._prepared = Preparation(
-            self._drafter,
-            self._sequence,
-            round_,
-            draft,
-            Size(gamma, budget),
-            nodes // each,
-            self._longest,
-            self._ranks.acceptance,
+            drafter=self._drafter,
+            sequence=self._sequence,
+            round_=round_,
+            draft=draft,
+            size=Size(gamma, budget),
+            most=nodes // each,
+            longest=self._longest,
+            acceptance=self._ranks.acceptance,
         )
         yield from self._prepared.steps()
 

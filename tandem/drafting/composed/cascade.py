@@ -155,16 +155,16 @@ class CascadeDrafter(Drafter):
         fed = guess.token_ids[:-1] if len(guess) == left else guess.token_ids
         paths = [[*tokens, *guess.token_ids[:n]] for n in range(len(fed) + 1)]
         reviewed: Reviewed = yield Review(
-            self._reviewer.scorer,
-            Feed(cache_of(reviewer), self._reviewer.known([*news, *fed]), len(fed) + 1),
-            guess,
-            self._rule,
-            sequence.sampling,
-            self._reviewer.truncation,
-            sequence.vocab_size,
-            np.concatenate([accepting, following]),
-            self._leniency,
-            sequence.shaped_rows(paths),
+            scorer=self._reviewer.scorer,
+            feed=Feed(cache_of(reviewer), self._reviewer.known([*news, *fed]), len(fed) + 1),
+            guess=guess,
+            rule=self._rule,
+            sampling=sequence.sampling,
+            truncation=self._reviewer.truncation,
+            vocab_size=sequence.vocab_size,
+            uniforms=np.concatenate([accepting, following]),
+            leniency=self._leniency,
+            shaped=sequence.shaped_rows(paths),
         )
         held += fed[: reviewed.kept]
         cache_of(reviewer).rollback(len(held))

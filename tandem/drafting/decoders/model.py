@@ -63,15 +63,15 @@ class ModelDrafter(Drafter):
         for node in range(gamma):
             shaped = sequence.shaped_rows([path])
             (drawn,) = yield Draw(
-                self.scorer,
-                Feed(cache_of(sequence), chain[-1] if chain else self.known(news), 1),
-                sequence.sampling,
-                self.truncation,
-                sequence.vocab_size,
-                sequence.numbers,
-                round_,
-                node,
-                gamma,
+                scorer=self.scorer,
+                feed=Feed(cache_of(sequence), chain[-1] if chain else self.known(news), 1),
+                sampling=sequence.sampling,
+                truncation=self.truncation,
+                vocab_size=sequence.vocab_size,
+                numbers=sequence.numbers,
+                round=round_,
+                node=node,
+                nodes=gamma,
                 shaped=shaped,
                 confident=self._stop.early,
             )

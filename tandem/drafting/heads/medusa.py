@@ -31,7 +31,9 @@ class MedusaDrafter(HeadDrafter):
             return Draft.certain(())
         # Which tokens come before a deeper row is not known when it is drawn from.
         shaped = sequence.shaped_rows([None if depth else () for depth in rows])
-        drawn = yield self._draw(sequence, feed, round_, 0, len(places), counts, rows, shaped)
+        drawn = yield self._draw(
+            sequence, feed, round_, 0, len(places), counts, rows=rows, shaped=shaped
+        )
         grown: DrawnTree = yield ToHost(drawn, places, distinct=True)
         return grown.draft
 

@@ -282,12 +282,12 @@ def _decision(
     if states is not None:
         states = states[decided.index, : decided.prompt_states + 1 + accepted]
     return Decision(
-        draft,
-        int(place),
-        accepted,
-        int(token),
-        row[_HEAD : _HEAD + len(draft)],
-        verdicts.carries[decided.index],
-        verdicts.rule.levels_of(row[len(row) - verdicts.carried :]),
-        states,
+        draft=draft,
+        place=int(place),
+        num_accepted=accepted,
+        next_token=int(token),
+        overlaps=row[_HEAD : _HEAD + len(draft)],
+        carry=verdicts.carries[decided.index],
+        levels=verdicts.rule.levels_of(row[len(row) - verdicts.carried :]),
+        states=states,
     )

@@ -352,12 +352,12 @@ def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
         draws.append(index)
         places[index + 1] = len(tokens)
     draft = Draft(
-        tokens,
-        [len(ids) for ids, _ in parts],
-        np.concatenate([ids for ids, _ in parts]).astype(np.uint32),
-        np.concatenate([weights for _, weights in parts]).astype(np.uint16),
-        parents,
-        row_of,
-        host.distinct,
+        token_ids=tokens,
+        sizes=[len(ids) for ids, _ in parts],
+        ids=np.concatenate([ids for ids, _ in parts]).astype(np.uint32),
+        weights=np.concatenate([weights for _, weights in parts]).astype(np.uint16),
+        parents=parents,
+        row_of=row_of,
+        distinct=host.distinct,
     )
     return DrawnTree(draft, draws)

@@ -132,7 +132,15 @@ class PackedBatch:
                 tiles = BranchTiles(segments, device)
         token_ids = tokens_of(feeds, device)[None]
         wanted, states = packing.wanted(device), packing.wanted_states(device)
-        return cls(segments, token_ids, numbers[:1], numbers[1], wanted, tiles, states)
+        return cls(
+            segments=segments,
+            token_ids=token_ids,
+            positions=numbers[:1],
+            slots=numbers[1],
+            rows=wanted,
+            tiles=tiles,
+            states=states,
+        )
 
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor

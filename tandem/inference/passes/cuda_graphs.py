@@ -71,13 +71,13 @@ class Graph:
         self._numbers[1] = self._scratch
         tiles = Tiles(segments, device, room)
         self._batch = PackedBatch(
-            segments,
-            torch.zeros(1, room.rows, dtype=torch.int64, device=device),
-            self._numbers[:1],
-            self._numbers[1],
-            None,
-            tiles,
-            torch.arange(room.rows, device=device) if states else None,
+            segments=segments,
+            token_ids=torch.zeros(1, room.rows, dtype=torch.int64, device=device),
+            positions=self._numbers[:1],
+            slots=self._numbers[1],
+            rows=None,
+            tiles=tiles,
+            states=torch.arange(room.rows, device=device) if states else None,
         )
         self.output = output or compute(self._batch, pool)
 
@@ -172,7 +172,16 @@ class Graphs:
         self._graphs: list[Graph] = []
         # The largest first, so that the others fit into its memory.
         for room in reversed(rooms(rows, longest)):
-            graph = Graph(compute, pool, room, longest, output, device, memory, states)
+            graph = Graph(
+                compute=compute,
+                pool=pool,
+                room=room,
+                longest=longest,
+                output=output,
+                device=device,
+                memory=memory,
+                states=states,
+            )
             output = graph.output
             self._graphs.insert(0, graph)
 

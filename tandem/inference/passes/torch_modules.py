@@ -90,7 +90,15 @@ class ModulePass(nn.Module):
         if not self._checked:
             refuse_what_is_unknown(module, sliding_window, kwargs)
         assert self._batch is not None
-        seen = attend(self._batch, query[0], key, value, scaling, sliding_window, softcap)
+        seen = attend(
+            batch=self._batch,
+            query=query[0],
+            keys=key,
+            values=value,
+            scaling=scaling,
+            window=sliding_window,
+            softcap=softcap,
+        )
         return seen[None], None
 
 

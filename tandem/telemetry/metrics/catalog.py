@@ -194,24 +194,24 @@ TOKENS_PROMPT = Metric(
     "tandem.tokens.prompt", MetricKind.COUNTER, "{token}", "Prompt tokens of accepted requests"
 )
 STAGE_DURATION = Metric(
-    "tandem.stage.duration",
-    MetricKind.HISTOGRAM,
-    "s",
-    "Time of a step in a stage. Steps are prefill and draft at the drafter, prefill and verify at"
-    " the target. At the orchestrator the step is the whole text, and its stages sum to its wall"
-    " time",
-    ("role", "step", "stage"),
-    _STAGE_SECONDS,
-    _ALL,
+    name="tandem.stage.duration",
+    kind=MetricKind.HISTOGRAM,
+    unit="s",
+    meaning="Time of a step in a stage. Steps are prefill and draft at the drafter, prefill and"
+    " verify at the target. At the orchestrator the step is the whole text, and its stages sum to"
+    " its wall time",
+    labels=("role", "step", "stage"),
+    buckets=_STAGE_SECONDS,
+    roles=_ALL,
 )
 BATCH_SIZE = Metric(
-    "tandem.batch.size",
-    MetricKind.HISTOGRAM,
-    "{sequence}",
-    "Sequences that shared a forward pass",
-    ("role",),
-    _BATCH_SEQUENCES,
-    _MODELS,
+    name="tandem.batch.size",
+    kind=MetricKind.HISTOGRAM,
+    unit="{sequence}",
+    meaning="Sequences that shared a forward pass",
+    labels=("role",),
+    buckets=_BATCH_SEQUENCES,
+    roles=_MODELS,
 )
 QUEUE_DEPTH = Metric(
     "tandem.queue.depth",
@@ -239,13 +239,13 @@ KV_POSITIONS = Metric(
     roles=_MODELS,
 )
 EVENT_LOOP_LAG = Metric(
-    "tandem.event_loop.lag",
-    MetricKind.HISTOGRAM,
-    "s",
-    "Delay of the event loop's wake-ups, measured ten times a second",
-    ("role",),
-    _LAG_SECONDS,
-    _ALL,
+    name="tandem.event_loop.lag",
+    kind=MetricKind.HISTOGRAM,
+    unit="s",
+    meaning="Delay of the event loop's wake-ups, measured ten times a second",
+    labels=("role",),
+    buckets=_LAG_SECONDS,
+    roles=_ALL,
 )
 
 METRICS = (

@@ -175,16 +175,16 @@ def _histogram(
     below = [0, *(int(bucket.value) for bucket in buckets)]
     unknown: Any = None  # minimum and maximum: optional in the protocol, not in the SDK's type
     return HistogramDataPoint(
-        attributes,
-        start_ns,
-        now_ns,
-        below[-1],
-        total,
-        [high - low for low, high in pairwise(below)],
-        metric.buckets,
-        unknown,
-        unknown,
-        list(_exemplars(buckets)),
+        attributes=attributes,
+        start_time_unix_nano=start_ns,
+        time_unix_nano=now_ns,
+        count=below[-1],
+        sum=total,
+        bucket_counts=[high - low for low, high in pairwise(below)],
+        explicit_bounds=metric.buckets,
+        min=unknown,
+        max=unknown,
+        exemplars=list(_exemplars(buckets)),
     )
 
 

@@ -141,14 +141,14 @@ class ReadableExporter(SpanExporter):
 
     def _readable(self, span: Span) -> ReadableSpan:
         return ReadableSpan(
-            span.name,
-            _context(span.context),
-            None if span.parent is None else _context(span.parent),
-            self._resource,
-            span.attributes,
-            [Event(name, timestamp=at_ns) for name, at_ns in span.events],
-            [Link(_context(ids)) for ids in span.links],
-            span.kind,
+            name=span.name,
+            context=_context(span.context),
+            parent=None if span.parent is None else _context(span.parent),
+            resource=self._resource,
+            attributes=span.attributes,
+            events=[Event(name, timestamp=at_ns) for name, at_ns in span.events],
+            links=[Link(_context(ids)) for ids in span.links],
+            kind=span.kind,
             status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
             start_time=span.start_ns,
             end_time=span.end_ns,

@@ -87,7 +87,15 @@ class LoadGenerator:
         finally:
             call.cancel()
         due = asked if intended_s is None else intended_s
-        return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary, retry)
+        return Timeline(
+            intended_s=due,
+            asked_s=asked,
+            arrivals=tuple(arrivals),
+            ended_s=time.perf_counter(),
+            error=error,
+            summary=summary,
+            retry_s=retry,
+        )
 
     async def whole(self, generation: pb.Generation) -> pb.CompleteResponse:
         """One text in one answer.

@@ -191,14 +191,14 @@ class Stack:
             drafter = self._settings.services["drafter"]
             environment |= {f"TANDEM_DRAFTER_{key}": value for key, value in drafter.items()}
         self._processes[name] = ServiceProcess(
-            name,
-            self._settings.modules.get(name, _MODULES[name]),
-            chosen["LISTEN"].rpartition(":")[0],
-            environment,
-            self._log_of(name),
-            self._settings.echo,
-            self._settings.root,
-            self._settings.start,
+            name=name,
+            module=self._settings.modules.get(name, _MODULES[name]),
+            host=chosen["LISTEN"].rpartition(":")[0],
+            environment=environment,
+            log_file=self._log_of(name),
+            echo=self._settings.echo,
+            root=self._settings.root,
+            start=self._settings.start,
         )
 
     def _log_of(self, name: str) -> Path | None:

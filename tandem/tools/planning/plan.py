@@ -181,7 +181,15 @@ def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None
         notes.insert(0, f"no fleet with drafts holds the objective (gamma {tried} were tried)")
         fleet, plain = plain, None
     tokens = measured.tokens_a_round(fleet.gamma)
-    return Plan(need, prices, fleet, plain, tokens, measured.mean_tokens, tuple(notes))
+    return Plan(
+        need=need,
+        prices=prices,
+        fleet=fleet,
+        plain=plain,
+        tokens_a_round=tokens,
+        mean_tokens=measured.mean_tokens,
+        notes=tuple(notes),
+    )
 
 
 def _cheapest(

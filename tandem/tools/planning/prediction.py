@@ -113,7 +113,13 @@ def predicted(measured: Measurement, fleet: Fleet, load: OfferedLoad) -> LoadPre
             served = run.run()
     grows = bool(load.rate) and _grows(run)
     return LoadPrediction(
-        fleet.gamma, load.rate or None, served, parts, part.targets, share.texts, grows
+        gamma=fleet.gamma,
+        rate=load.rate or None,
+        served=served,
+        parts=parts,
+        targets=part.targets,
+        texts=share.texts,
+        grows=grows,
     )
 
 

@@ -271,14 +271,14 @@ def _sized(
     work = measured.orchestrator_text_s + rounds * measured.orchestrator_round_s
     orchestrators = max(math.ceil(need.rate * work / _ORCHESTRATOR_SHARE), 1)
     return Sized(
-        gamma,
-        targets,
-        math.ceil(targets * pace.drafters_each),
-        orchestrators,
-        run.served,
-        good_share(run.served, need.objective),
-        need.rate * work / orchestrators,
-        bound,
-        run.targets,
-        run.texts,
+        gamma=gamma,
+        targets=targets,
+        drafters=math.ceil(targets * pace.drafters_each),
+        orchestrators=orchestrators,
+        served=run.served,
+        good=good_share(run.served, need.objective),
+        orchestrator_busy=need.rate * work / orchestrators,
+        bound=bound,
+        simulated=run.targets,
+        texts=run.texts,
     )

@@ -94,15 +94,15 @@ def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Watche
     drafts, drafted = total(metrics.NUM_DRAFTS), total(metrics.NUM_DRAFT_TOKENS)
     accepted = total(metrics.NUM_ACCEPTED_TOKENS)
     return WatchedFigures(
-        seconds,
-        rate(metrics.TOKENS_EMITTED),
-        rate(metrics.ROUNDS),
-        rate(metrics.REQUESTS),
-        rate(metrics.REQUESTS) - rate(metrics.REQUESTS, status="OK"),
-        accepted / drafted if drafted else None,
-        1 + accepted / drafts if drafts else None,
-        _services(after, grown),
-        _stages(grown),
+        seconds=seconds,
+        tokens=rate(metrics.TOKENS_EMITTED),
+        rounds=rate(metrics.ROUNDS),
+        requests=rate(metrics.REQUESTS),
+        failed=rate(metrics.REQUESTS) - rate(metrics.REQUESTS, status="OK"),
+        acceptance=accepted / drafted if drafted else None,
+        block_efficiency=1 + accepted / drafts if drafts else None,
+        services=_services(after, grown),
+        stages=_stages(grown),
     )
 
 

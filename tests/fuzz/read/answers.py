@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.front.grpc_messages import _stages_to
-from orchestrator.peers.draft_call import DraftCall
-from orchestrator.peers.verify_call import VerifyCall
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import sizes
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, News
-from orchestrator.text.measures import TextTimes
-from orchestrator.text.record import TextRecord
 from tandem.drafter.v1 import drafter_pb2
+from tandem.peers.grpc.draft_call import DraftCall
+from tandem.peers.grpc.verify_call import VerifyCall
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, News
+from tandem.peers.text.measures import TextTimes
+from tandem.peers.text.record import TextRecord
 from tandem.profile import Profile
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link

@@ -15,8 +15,8 @@ from orchestrator.front.http.bodies.chat import ChatBody
 from orchestrator.front.http.bodies.completion import CompletionBody
 from orchestrator.front.http.bodies.fields import Body
 from orchestrator.front.http.tools import names_of
-from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
+from tandem.peers.text.values import Request
 from tests.fuzz.mutation import mutant_json
 from tests.fuzz.read.surface import Surface, Violation
 from tests.support.models.chat_templates import CHATS, SPECIAL_TOKENS, TEMPLATES, TOOLS

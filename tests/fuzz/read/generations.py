@@ -8,12 +8,12 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.grpc_messages import request_from
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.validation import Validator, request_id_of
-from orchestrator.replicas.compatibility import capabilities_of
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.peers.replicas.compatibility import capabilities_of
+from tandem.peers.text.record import TextRecord
 from tandem.shaping.grammar import Grammars
 from tandem.target.v1 import target_pb2
 from target_svc.messages import verifier_infos

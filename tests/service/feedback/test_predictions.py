@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.replicas.compatibility import capabilities_of, require_feedback
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import StartupError, Unavailable
 from tandem.inference.loading.extra_embeddings import MadeFor, write_extra_embeddings
+from tandem.peers.replicas.compatibility import capabilities_of, require_feedback
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings

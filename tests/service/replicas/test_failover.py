@@ -125,7 +125,7 @@ async def test_speculation_resumes_with_another_drafter_or_the_same(drafters: in
 
 
 async def test_a_text_gives_up_on_drafters_that_all_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.replicas.breaker._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.peers.replicas.breaker._AGAIN_SECONDS", 0.0)
     drafter, target = FakeDrafter(), FakeTarget()
 
     async def die(at: int | None, context: FakeContext) -> None:
@@ -144,7 +144,7 @@ async def test_a_text_gives_up_on_drafters_that_all_fail(monkeypatch: pytest.Mon
 
 async def test_a_drafter_that_is_full_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks it again for a moment, and then the next text does: no hold grows."""
-    moment = "orchestrator.replicas.replica._FULL_SECONDS"
+    moment = "tandem.peers.replicas.replica._FULL_SECONDS"
     drafter, target = FakeDrafter(), FakeTarget()
 
     async def refuse(at: int | None, context: FakeContext) -> None:

@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from orchestrator.front.service import make_service
-from orchestrator.replicas.dns import Name, name_of
 from orchestrator.settings import OrchestratorSettings
+from tandem.peers.replicas.dns import Name, name_of
 from tests.support.waiting import until
 from tests.support.wire.fakes import FakeTarget
 from tests.support.wire.fleet import NAME, Fleet, fleet

@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 from orchestrator.front.service import make_service
-from orchestrator.peers.clients import TargetClient
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.peers.grpc.clients import TargetClient
 from tandem.rpc.channel import Dialer, connect
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls

@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.sizes import policies
 from orchestrator.sizes.adaptive import Adaptation
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizeChoice
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize, SizeChoice
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 
 MS = 1_000_000

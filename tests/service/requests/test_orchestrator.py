@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.replicas.peers_of_text import PeersOfText
-from orchestrator.replicas.pool import ReplicaPool
-from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.text.record import TextRecord
+from orchestrator.pool.peers_of_text import PeersOfText
+from orchestrator.pool.pool import ReplicaPool
+from orchestrator.pool.retry_budget import RetryBudget
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.peers.text.record import TextRecord
 from tests.support.repository import ROOT
 from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import (

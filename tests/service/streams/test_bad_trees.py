@@ -10,11 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
-from orchestrator.replicas.compatibility import rules_of
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
+from tandem.peers.replicas.compatibility import rules_of
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.messages import verifier_infos
 from target_svc.servicer import make_service as make_target

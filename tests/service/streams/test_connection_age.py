@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
-from orchestrator.peers import connection
-from orchestrator.peers.clients import TargetClient
-from orchestrator.peers.connection import Peer
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.peers.grpc import connection
+from tandem.peers.grpc.clients import TargetClient
+from tandem.peers.grpc.connection import Peer
 from tandem.rpc.channel import Dialer, connect
 from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2_grpc

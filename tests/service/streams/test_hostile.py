@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.peers.clients import DrafterClient
-from orchestrator.peers.draft_call import DraftCall
-from orchestrator.text.contracts import Prompt
-from orchestrator.text.record import TextRecord
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
+from tandem.peers.grpc.clients import DrafterClient
+from tandem.peers.grpc.draft_call import DraftCall
+from tandem.peers.text.contracts import Prompt
+from tandem.peers.text.record import TextRecord
 from tandem.speculation.request.sampling import Sampling
 from tests.service.conftest import Stack, address_of, start
 from tests.support.waiting import HANG_SECONDS

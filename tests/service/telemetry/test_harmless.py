@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.metrics import RequestMetrics
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.peers.text.metrics import RequestMetrics
 from tandem.telemetry.tracing import spans
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 from tests.support.wire.spans import METADATA, exporter

@@ -10,13 +10,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.front.service import make_service
-from orchestrator.peers.calls import CountingOn
-from orchestrator.peers.deadlines import Deadlines
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.peers.grpc.calls import CountingOn
+from tandem.peers.grpc.deadlines import Deadlines
 from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.rpc.health import Health
 from tandem.rpc.server import RunningServer

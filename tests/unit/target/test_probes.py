@@ -121,18 +121,18 @@ def test_nothing_asked_for_is_nothing_sent() -> None:
 def test_a_probe_that_the_rule_sees_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes that were candidates would be kept, and what is emitted would be another text."""
 
-    def as_candidates(*args: Any) -> Any:
-        sequence, round_, draft, *rest = args
+    def as_candidates(
+        sequence: Any, round_: int, draft: Any, scored: Any, *wanted: Any, **named: Any
+    ) -> Any:
         count = len(draft)
         parents = [*draft.places(), *draft.probes.parents]
         tokens = [*draft.token_ids, *draft.probes.token_ids]
         seen = replace(
             Draft.certain(tokens, parents), sizes=[*draft.sizes, *[0] * (len(tokens) - count)]
         )
-        scored = replace(rest[0], count=1 + len(tokens))
-        return own(
-            sequence, round_, replace(seen, ids=draft.ids, weights=draft.weights), scored, *rest[1:]
-        )
+        scored = replace(scored, count=1 + len(tokens))
+        as_told = replace(seen, ids=draft.ids, weights=draft.weights)
+        return own(sequence, round_, as_told, scored, *wanted, **named)
 
     decoder = decoder_of(LLAMA)
     draft = probed(drafts()["chain"], 40, extra=0)

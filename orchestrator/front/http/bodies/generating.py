@@ -17,8 +17,8 @@ from orchestrator.front.http.bodies.formats import (
 )
 from orchestrator.front.http.errors import InHttpWords
 from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
-from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
+from tandem.peers.text.values import Request
 from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
 from tandem.speculation.request.sampling import MAX_SEED, Sampling
 from tandem.speculation.request.shaping import MOST_BIASED, Grammar, Shaping

@@ -209,7 +209,15 @@ def bench(
     with reported():
         front = HTTP_ADDRESS if http and address == DEFAULT_ADDRESS else address
         place = security.at(front)
-        load = BenchLoad(warm_up, concurrency, rate, max_in_flight, seed, timeout, http)
+        load = BenchLoad(
+            warm_up=warm_up,
+            concurrency=concurrency,
+            rate=rate,
+            max_in_flight=max_in_flight,
+            seed=seed,
+            timeout_s=timeout,
+            http=http,
+        )
         request = requests(
             data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
         )

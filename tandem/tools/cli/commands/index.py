@@ -116,13 +116,13 @@ def build(
         with Progress(*columns, console=err, transient=True) as bar:
             task = bar.add_task("", total=len(files), tokens=0)
             about = build_index(
-                files,
-                own,
-                place,
-                own_folder.name,
-                most_tokens,
-                _end_id(tokenizer, own),
-                lambda taken, total, tokens: bar.update(
+                files=files,
+                tokenizer=own,
+                output=place,
+                source=own_folder.name,
+                most_tokens=most_tokens,
+                end_id=_end_id(tokenizer, own),
+                progress=lambda taken, total, tokens: bar.update(
                     task, completed=taken, total=total, tokens=tokens
                 ),
             )

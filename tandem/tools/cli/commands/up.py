@@ -221,13 +221,13 @@ def up(
 
     with reported():
         services = Pair(
-            target,
-            drafter,
-            target_device or device,
-            drafter_device or device,
-            dtype,
-            max_length,
-            draft_support,
+            target=target,
+            drafter=drafter,
+            target_device=target_device or device,
+            drafter_device=drafter_device or device,
+            dtype=dtype,
+            max_length=max_length,
+            draft_support=draft_support,
             recipe=recipe,
             inside=drafts_inside,
         ).settings()

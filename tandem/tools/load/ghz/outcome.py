@@ -56,8 +56,14 @@ class Outcome:
         expected = scenario.expected
         ttft = calls.latency(expected) if scenario.first_token_only else None
         return cls(
-            *(scenario.name, scenario.loop, calls, expected, scenario.cuts, ttft, served),
-            left_open,
+            name=scenario.name,
+            loop=scenario.loop,
+            calls=calls,
+            expected=expected,
+            cuts=scenario.cuts,
+            ttft=ttft,
+            served=served,
+            left_open=left_open,
         )
 
     @property

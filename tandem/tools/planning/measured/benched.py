@@ -81,16 +81,16 @@ def measured_from(texts: Sequence[Timeline]) -> Measurement:
         "a draft's time is proportional to its length, a verification's does not depend on it",
     )
     return Measurement(
-        gammas.most_common(1)[0][0],
-        Curve({1.0: verify / rounds}, {1.0: rounds}),
-        Curve({1.0: draft / passes}, {1.0: passes}),
-        _shares(drafted, gammas),
-        [_shape(summary) for summary in drafted],
-        max(total("time_to_first_token_ns") - prefill, 0.0) / len(drafted),
-        max(wall - verify - draft - waits, 0.0) / rounds,
-        own / len(drafted),
-        0.0,
-        notes,
+        gamma=gammas.most_common(1)[0][0],
+        verify=Curve({1.0: verify / rounds}, {1.0: rounds}),
+        draft=Curve({1.0: draft / passes}, {1.0: passes}),
+        shares=_shares(drafted, gammas),
+        texts=[_shape(summary) for summary in drafted],
+        opening_s=max(total("time_to_first_token_ns") - prefill, 0.0) / len(drafted),
+        round_s=max(wall - verify - draft - waits, 0.0) / rounds,
+        orchestrator_text_s=own / len(drafted),
+        orchestrator_round_s=0.0,
+        notes=notes,
     )
 
 

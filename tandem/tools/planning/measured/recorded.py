@@ -99,16 +99,16 @@ class Recorded:
         ]
         longest = max(LONGEST, counts.longest)
         return Measurement(
-            counts.commonest_gamma,
-            self._verify.curve(),
-            self._draft.curve(),
-            kept(continued(counts.onward, counts.reached, longest)),
-            self._texts,
-            self._opening_ns / len(self._texts) / _NS,
-            self._beside_ns / self._rounds / _NS,
-            self._text_ns / len(self._texts) / _NS,
-            self._round_ns / self._rounds / _NS,
-            notes,
+            gamma=counts.commonest_gamma,
+            verify=self._verify.curve(),
+            draft=self._draft.curve(),
+            shares=kept(continued(counts.onward, counts.reached, longest)),
+            texts=self._texts,
+            opening_s=self._opening_ns / len(self._texts) / _NS,
+            round_s=self._beside_ns / self._rounds / _NS,
+            orchestrator_text_s=self._text_ns / len(self._texts) / _NS,
+            orchestrator_round_s=self._round_ns / self._rounds / _NS,
+            notes=notes,
         )
 
 

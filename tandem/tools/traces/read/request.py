@@ -133,14 +133,14 @@ class TracedRequest:
             if span.name != "round" or accepted is None:
                 continue
             yield TracedRound(
-                span,
-                self.server_side(span, "draft"),
-                self.server_side(span, "verify"),
-                max(span.number("tandem.depth") or 0, 0),
-                accepted,
-                span.text("tandem.verifier"),
-                span.text("tandem.prepared"),
-                max(span.number("tandem.prepared.drafts") or 0, 0),
+                span=span,
+                draft=self.server_side(span, "draft"),
+                verify=self.server_side(span, "verify"),
+                gamma=max(span.number("tandem.depth") or 0, 0),
+                accepted=accepted,
+                verifier=span.text("tandem.verifier"),
+                prepared=span.text("tandem.prepared"),
+                prepared_drafts=max(span.number("tandem.prepared.drafts") or 0, 0),
             )
 
 

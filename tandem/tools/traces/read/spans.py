@@ -138,18 +138,20 @@ def _span(raw: dict[str, Any], process: Process) -> RecordedSpan:
         raise ValueError("ends before it starts")
     parent = raw.get("parentSpanId")
     return RecordedSpan(
-        _id(raw["traceId"], "trace"),
-        _id(raw["spanId"], "span"),
-        _id(parent, "span") if parent else "",
-        process,
-        str(raw["name"]),
-        _kind(raw.get("kind", 0)),
-        start,
-        end,
-        raw.get("status", {}).get("code") in (_ERROR, "STATUS_CODE_ERROR"),
-        _attributes(raw),
-        [(str(e["name"]), int(e["timeUnixNano"])) for e in raw.get("events", ())],
-        [(_id(e["traceId"], "trace"), _id(e["spanId"], "span")) for e in raw.get("links", ())],
+        trace_id=_id(raw["traceId"], "trace"),
+        span_id=_id(raw["spanId"], "span"),
+        parent_id=_id(parent, "span") if parent else "",
+        process=process,
+        name=str(raw["name"]),
+        kind=_kind(raw.get("kind", 0)),
+        start_ns=start,
+        end_ns=end,
+        failed=raw.get("status", {}).get("code") in (_ERROR, "STATUS_CODE_ERROR"),
+        attributes=_attributes(raw),
+        events=[(str(e["name"]), int(e["timeUnixNano"])) for e in raw.get("events", ())],
+        links=[
+            (_id(e["traceId"], "trace"), _id(e["spanId"], "span")) for e in raw.get("links", ())
+        ],
     )
 
 

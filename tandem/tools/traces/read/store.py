@@ -140,10 +140,18 @@ def _span(row: tuple[Any, ...], processes: list[Process]) -> RecordedSpan:
     trace, span, parent, process, name, kind, start, end, failed, *parts = row
     attributes, events, links = (json.loads(part) if part else None for part in parts)
     return RecordedSpan(
-        *(trace, span, parent, processes[process], name, kind, start, end, bool(failed)),
-        attributes or {},
-        events or [],
-        links or [],
+        trace_id=trace,
+        span_id=span,
+        parent_id=parent,
+        process=processes[process],
+        name=name,
+        kind=kind,
+        start_ns=start,
+        end_ns=end,
+        failed=bool(failed),
+        attributes=attributes or {},
+        events=events or [],
+        links=links or [],
     )
 
 

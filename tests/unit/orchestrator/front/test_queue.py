@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from orchestrator.front.queue import QueueLimits, TextQueue
-from orchestrator.replicas.capacity import TargetCapacity
+from orchestrator.pool.capacity import TargetCapacity
 from tandem.errors import DeadlineExceeded, Exhausted
 from tests.support.waiting import HANG_SECONDS
 

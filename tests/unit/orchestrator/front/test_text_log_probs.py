@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.front.http.log_probs import TextLogProbs
-from orchestrator.text.values import EmittedToken, Origin, Round
+from tandem.peers.text.values import EmittedToken, Origin, Round
 from tandem.speculation.request.log_probs import TokenLogProb
 
 LOG_PROB = TokenLogProb(-1.0)

@@ -9,12 +9,12 @@ import pytest
 from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.validation import Validator
-from orchestrator.replicas.compatibility import capabilities_of
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.record import TextRecord
-from orchestrator.text.values import Generation, Request
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
+from tandem.peers.replicas.compatibility import capabilities_of
+from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Generation, Request
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import Shaping

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.sizes.acceptance import AcceptanceEstimate
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
-from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize
 from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 from tests.support.rival_sizes import WithProfile, WithSteps

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.sizes.goodput import PLAIN
 from orchestrator.sizes.round_times import SLOW, RoundTimes
-from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from tandem.peers.text.contracts import Decided, Drafted, DraftSize
 from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 from tests.support.simulated_services import MS

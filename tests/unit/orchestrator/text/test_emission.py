@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import cast
 
 from orchestrator.text.emission import Emission
-from orchestrator.text.measures import TextCounts
 from orchestrator.text.stop_strings import TextStream
-from orchestrator.text.values import Stopping
+from tandem.peers.text.measures import TextCounts
+from tandem.peers.text.values import Stopping
 
 
 class CountingStream:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.text.contracts import Decided, DraftSize
 from orchestrator.text.target_failover import TargetWithFailover
-from orchestrator.text.values import Generation, Rule, Stopping
+from tandem.peers.text.contracts import Decided, DraftSize
+from tandem.peers.text.values import Generation, Rule, Stopping
 from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 

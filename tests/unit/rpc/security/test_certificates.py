@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from drafter_svc.settings import DrafterSettings
-from orchestrator.peers.clients import dialers_of
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError, Unauthenticated
+from tandem.peers.grpc.clients import dialers_of
 from tandem.rpc.security import certificates
 from tandem.rpc.security.certificates import read_authorities, read_pair
 from tandem.rpc.security.files import NamedFile, Watched

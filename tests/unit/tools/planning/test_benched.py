@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.text.measures import TextTimes
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.peers.text.measures import TextTimes
 from tandem.telemetry.stages import StageTimes
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.planning.measured.benched import measured_from

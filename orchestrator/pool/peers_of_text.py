@@ -1,0 +1,144 @@
+"""A text's replicas: picked from the pool when it needs one, counted while it has them."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from orchestrator.pool.pool import ReplicaPool
+from orchestrator.pool.retry_budget import RetryBudget
+from tandem.errors import DrafterLost, SequenceIdled, TandemError, Unavailable
+from tandem.peers.grpc.clients import TargetClient
+from tandem.peers.replicas.compatibility import Capabilities
+from tandem.peers.replicas.drafter_of_text import DrafterOfText, counting_on
+from tandem.peers.replicas.replica import Replica
+from tandem.peers.text.contracts import TextDrafter, TextTarget
+from tandem.peers.text.record import TextRecord
+
+# Of one text. Whatever loses its target so often may be the text itself.
+_MOST_REPLACEMENTS = 16
+
+
+class PeersOfText:
+    """Makes sequences on the replicas with the fewest texts; use it as a context manager.
+
+    Attributes:
+        drafting: its drafter, as it comes and goes.
+
+    Args:
+        pool: picks them.
+        capabilities: that the text counts on.
+        remaining: seconds until the caller's deadline; None for none.
+        budget: allows changes to other targets.
+        failover_seconds: to wait for a target.
+        record: the text's.
+    """
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        capabilities: Capabilities,
+        remaining: float | None,
+        budget: RetryBudget,
+        failover_seconds: float,
+        record: TextRecord,
+    ) -> None:
+        self._pool = pool
+        self._capabilities = capabilities
+        self._deadline = None if remaining is None else time.monotonic() + remaining
+        self._budget = budget
+        self._failover_seconds = failover_seconds
+        self._record = record
+        # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
+        # when it is lost, a target when its failure ends the text.
+        self._targets = ExitStack()
+        self.drafting = DrafterOfText(pool.drafter_deadlines, record)
+        self._target: Replica[TargetClient] | None = None
+        self._left: dict[tuple[Replica[TargetClient], int], float] = {}
+        self._replacements = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.drafting.let_go()
+        if isinstance(error, DrafterLost):
+            self._targets.close()
+        else:
+            self._targets.__exit__(kind, error, traceback)
+
+    async def target(self) -> TextTarget:
+        """See `TextPeers`."""
+        self._budget.note_text()
+        replica = await self._pool.next_target(
+            self._capabilities, self._left, self._failover_seconds
+        )
+        if replica is None:
+            raise Unavailable("no target is available; try again")
+        return self._target_on(replica)
+
+    async def next_target(self, lost: TandemError) -> TextTarget:
+        """See `TextPeers`."""
+        assert self._target is not None
+        seconds = 0.0  # one without room is no reason to wait for others
+        if isinstance(lost, Unavailable):
+            seconds = self._failover_seconds
+        if not isinstance(lost, SequenceIdled):  # else it has not failed, and may go on
+            self._leave(self._target)
+            if isinstance(lost, Unavailable):
+                self._target.note_failure()
+        self._targets.close()
+        self._replacements += 1
+        if self._replacements > _MOST_REPLACEMENTS or not self._budget.take():
+            lost.add_note("it was moved too often, or too many texts were")
+            raise lost
+        if (left := self._remaining) is not None:
+            seconds = min(seconds, left)
+        replica = await self._pool.next_target(self._capabilities, self._left, seconds)
+        if replica is None:
+            raise lost
+        return self._target_on(replica)
+
+    def _leave(self, replica: Replica[TargetClient]) -> None:
+        """Come back to this process at most once."""
+        left = replica, replica.reply.info.incarnation
+        self._left[left] = math.inf if left in self._left else time.monotonic()
+
+    def _target_on(self, replica: Replica[TargetClient]) -> TextTarget:
+        self._target = replica
+        client = self._targets.enter_context(replica.serve())
+        limit = self._capabilities.target.max_message_bytes
+        return client.sequence(
+            self._remaining,
+            self._pool.target_deadlines.of(lambda: self._pool.is_alone(replica)),
+            self._record,
+            limit,
+            counting_on(replica),
+            self._capabilities.feedback,
+        )
+
+    def drafter(self) -> TextDrafter | None:
+        """See `TextPeers`."""
+        zone = self._target.reply.info.zone if self._target is not None else ""
+        offered = self._capabilities
+        if offered.drafter is None:
+            return None
+        return self.drafting.begin(
+            self._pool.pick_drafter(offered.law, zone),
+            self._remaining,
+            offered.drafter.max_message_bytes,
+            offered.target.max_message_bytes,
+        )
+
+    @property
+    def _remaining(self) -> float | None:
+        """Seconds until the caller's deadline, now."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)

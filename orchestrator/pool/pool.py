@@ -1,0 +1,244 @@
+"""Who serves the next text: the replicas that fit together, the least loaded first."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from orchestrator.pool.capacity import TargetCapacity
+from orchestrator.pool.notifier import Notifier
+from orchestrator.settings import OrchestratorSettings
+from tandem.drafter.v1 import drafter_pb2
+from tandem.errors import TandemError, Unavailable
+from tandem.peers.grpc.clients import DrafterClient, TargetClient, dialers_of
+from tandem.peers.grpc.deadlines import Deadlines
+from tandem.peers.replicas.agreement import Agreement, agree
+from tandem.peers.replicas.compatibility import (
+    Capabilities,
+    Law,
+    capabilities_of,
+    law_of,
+    own_drafters,
+)
+from tandem.peers.replicas.membership import Replicas
+from tandem.peers.replicas.replica import Replica, least_loaded
+from tandem.peers.text.tokenizer_files import TokenizerFiles
+from tandem.rpc.status import notes_of
+
+_log = structlog.get_logger(__name__)
+
+# When a text left a process on a target, by time.monotonic().
+Left = Mapping[tuple[Replica[TargetClient], int], float]
+
+
+class ReplicaPool:
+    """The replicas that this orchestrator uses.
+
+    Texts begin with the law that most of the serving targets have, and end with it: no text moves
+    to a target of another law. A target of another law than that of most gets no new text.
+    What is offered follows who serves: all is compared anew whenever a replica changes.
+
+    Attributes:
+        target_deadlines, drafter_deadlines: of their stages.
+
+    Args:
+        settings: name the services.
+        changed: called when what is offered is another, or is there no more.
+
+    Raises:
+        StartupError: an address is malformed, or may not be spoken to as the settings say.
+    """
+
+    def __init__(
+        self, settings: OrchestratorSettings, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        seconds, again = settings.connect_seconds, settings.resolve_seconds
+        to_drafters, to_targets = dialers_of(settings, "drafter", "target")
+        self._targets = Replicas(
+            "target",
+            settings.targets,
+            lambda address, host: TargetClient(address, to_targets, host),
+            self._compare,
+            seconds,
+            again,
+        )
+        self._draft_by = settings.draft_by
+        self._allow_lossy = settings.allow_lossy
+        self._drafters = Replicas(
+            "drafter",
+            () if settings.draft_by == "target" else settings.drafters,
+            lambda address, host: DrafterClient(address, to_drafters, host),
+            self._compare,
+            seconds,
+            again,
+        )
+        self._changed = changed
+        self._notifier = Notifier()
+        floor = settings.stage_floor_seconds
+        self.target_deadlines = Deadlines(settings.open_seconds, settings.verify_seconds, floor)
+        self.drafter_deadlines = Deadlines(settings.open_seconds, settings.draft_seconds, floor)
+        self._begun = False
+        self._agreed = Agreement(None)
+        # What the drafters said that fitted last: it holds for what is offered while all are away.
+        self._drafts: list[drafter_pb2.GetModelInfoResponse] = []
+        self._told: dict[Replica[Any], str] = {}
+        self._capabilities: Capabilities | None = None
+        self._obstacle: TandemError = Unavailable("the services have not answered yet")
+
+    async def begin(self) -> None:
+        """Follow all replicas. Returns when each has been asked what it serves."""
+        await asyncio.gather(self._targets.begin(), self._drafters.begin())
+        self._begun = True
+        self._compare()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What there is for the next text.
+
+        Raises:
+            Unavailable: what is missing or differs.
+        """
+        if self._capabilities is None:
+            raise Unavailable(f"not ready: {self._obstacle}")
+        return self._capabilities
+
+    def _compare(self) -> None:
+        """Find out anew who belongs together, and what they offer."""
+        if not self._begun:  # the first to answer might be the only one of its law
+            return
+        self._agreed = agree(self._targets.serving, self._drafters.serving, self._agreed.law)
+        self._tell(self._agreed.misfits)
+        before = self._capabilities
+        try:
+            self._capabilities = self._found(self._agreed)
+        except TandemError as error:
+            if self._capabilities is not None or str(error) != str(self._obstacle):
+                _log.warning("not ready", reason=str(error), notes=notes_of(error))
+            self._capabilities, self._obstacle = None, error
+        if self._capabilities is not before:
+            self._changed()
+        self._notifier.notify()
+
+    def _tell(self, misfits: dict[Replica[Any], TandemError]) -> None:
+        """Log who gets no texts, each once."""
+        for replica, error in misfits.items():
+            if self._told.get(replica) != str(error):
+                _log.warning("replica not used", reason=str(error), notes=notes_of(error))
+        self._told = {replica: str(error) for replica, error in misfits.items()}
+
+    def _found(self, agreed: Agreement) -> Capabilities:
+        """Raises Unavailable where a text could not be begun."""
+        if not agreed.targets:
+            raise self._missing(self._targets)
+        targets = [replica.reply for replica in agreed.targets]
+        own = [] if self._draft_by == "drafters" else own_drafters(targets)
+        if self._draft_by == "target" and not own:
+            raise Unavailable(
+                "DRAFT_BY=target, and not every target drafts: set DRAFTS of each, or DRAFT_BY=auto"
+            )
+        if agreed.drafters:
+            self._drafts = [replica.reply for replica in agreed.drafters]
+        elif self._drafters.expected and not self._drafts and not own:
+            raise self._missing(self._drafters)
+        capabilities = capabilities_of(targets, self._drafts, own, lossy=self._allow_lossy)
+        return (
+            capabilities
+            if self._capabilities is None or capabilities != self._capabilities
+            else self._capabilities
+        )
+
+    def _missing(self, replicas: Replicas[TargetClient] | Replicas[DrafterClient]) -> TandemError:
+        """Why none of a service's replicas can be used."""
+        misfits = self._agreed.misfits
+        wrong = next((misfits[r] for r in replicas.serving if r in misfits), None)
+        return wrong or replicas.obstacle or Unavailable(f"no {replicas.role} is known")
+
+    @property
+    def counts(self) -> dict[str, Callable[[], int]]:
+        """How many replicas of a service texts may go to, by its name."""
+        return {
+            self._targets.role: lambda: self.target_count,
+            self._drafters.role: lambda: self.drafter_count,
+        }
+
+    @property
+    def target_count(self) -> int:
+        """How many targets texts may go to."""
+        return len(self._agreed.targets)
+
+    @property
+    def drafter_count(self) -> int:
+        """How many drafters texts may go to."""
+        return len(self._agreed.drafters)
+
+    def pick_drafter(self, law: Law, zone: str) -> Replica[DrafterClient] | None:
+        """The drafter for a text; None where none serves that has room and has not just failed one,
+        or for a text of a law that is no longer that of most targets.
+
+        One in another zone than the text's target comes last; of the others the one with the
+        smallest load, and of several the one whose turn it is.
+        """
+        return least_loaded(self._agreed.drafters if law == self._agreed.law else (), zone)
+
+    def targets(
+        self, capabilities: Capabilities, left: Left = MappingProxyType({})
+    ) -> list[Replica[TargetClient]]:
+        """The targets for a text, the one to pick first.
+
+        Args:
+            capabilities: that the text began with.
+            left: that the text has left. It may come back to one that has been asked anew since.
+        """
+        fresh = [
+            replica
+            for replica in (*self._agreed.targets, *self._agreed.others)
+            if replica.answered_at > left.get((replica, replica.reply.info.incarnation), -math.inf)
+            and capabilities.takes(replica.reply)
+        ]
+        return sorted(fresh, key=Replica.order)
+
+    @property
+    def room(self) -> TargetCapacity:
+        """What the targets can hold for us; without any target no text is held up, since whoever
+        makes it knows better what to wait for."""
+        targets = self._agreed.targets
+        if not targets:
+            return TargetCapacity(sys.maxsize)
+        tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
+        return TargetCapacity(sum(target.slots for target in targets), sum(tokens), max(tokens))
+
+    async def next_target(
+        self, capabilities: Capabilities, left: Left, seconds: float
+    ) -> Replica[TargetClient] | None:
+        """The target for a text, as soon as there is one; None where that takes too long."""
+        return await self._notifier.wait_for(
+            lambda: next(iter(self.targets(capabilities, left)), None), seconds
+        )
+
+    def is_alone(self, target: Replica[TargetClient]) -> bool:
+        """Whether no other target could go on with its texts now."""
+        others = self._agreed.targets
+        if target not in others:
+            law = law_of(target.reply)
+            others = [other for other in self._agreed.others if law_of(other.reply) == law]
+        return all(other is target or other.shunned for other in others)
+
+    async def tokenizer(self, seconds: float) -> TokenizerFiles:
+        """The tokenizer of what is offered; empty where it has none.
+
+        Raises:
+            TandemError: it cannot be had.
+        """
+        replica: Replica[TargetClient] = self.targets(self.capabilities)[0]
+        return await replica.client.tokenizer(seconds)
+
+    async def close(self) -> None:
+        """Follow none any more, and close all channels."""
+        self._begun = False
+        await asyncio.gather(self._targets.close(), self._drafters.close())

@@ -1,0 +1,1 @@
+"""Drafters and targets as their clients see them: what the orchestrator and vLLM's plugin share."""

@@ -1,0 +1,80 @@
+"""A text's drafter: picked when it needs one, counted while it has it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from tandem.errors import Exhausted, TandemError
+from tandem.peers.grpc.calls import CountingOn
+from tandem.peers.grpc.clients import DrafterClient, TargetClient
+from tandem.peers.grpc.deadlines import Deadlines
+from tandem.peers.replicas.compatibility import wants_feedback
+from tandem.peers.replicas.replica import Replica
+from tandem.peers.text.contracts import TextDrafter
+from tandem.peers.text.record import TextRecord
+
+
+class DrafterOfText:
+    """Makes a text's sequences on drafters, one behind the other.
+
+    Args:
+        deadlines: of its stages.
+        record: the text's.
+    """
+
+    def __init__(self, deadlines: Deadlines, record: TextRecord) -> None:
+        self._deadlines = deadlines
+        self._record = record
+        self._serving = ExitStack()
+        self._replica: Replica[DrafterClient] | None = None
+
+    def begin(
+        self,
+        replica: Replica[DrafterClient] | None,
+        remaining: float | None,
+        max_bytes: int,
+        target_max_bytes: int,
+    ) -> TextDrafter | None:
+        """A fresh sequence; None where there is no drafter.
+
+        Args:
+            replica: that is to have it.
+            remaining: seconds that it may last; None for any.
+            max_bytes: of a message that the drafter takes.
+            target_max_bytes: of a draft that the target takes.
+        """
+        self._replica = replica
+        if replica is None:
+            return None
+        client = self._serving.enter_context(replica.serve())
+        waits = self._deadlines.of(lambda: False)  # a text goes on without
+        limits = max_bytes, target_max_bytes
+        reply = replica.reply
+        counting = replace(
+            counting_on(replica),
+            prepares=reply.ahead > 0,
+            probes=reply.probes,
+            hears=wants_feedback(reply),
+        )
+        return client.sequence(remaining, waits, self._record, *limits, counting)
+
+    def let_go(self) -> None:
+        """It serves the text no more."""
+        self._serving.close()
+        self._replica = None
+
+    def note_lost(self, error: TandemError | None) -> None:
+        """Have others preferred for a while; one that is full has not failed."""
+        if self._replica is None:
+            return
+        if isinstance(error, Exhausted):
+            self._replica.note_full()
+        else:
+            self._replica.note_failure()
+
+
+def counting_on(replica: Replica[TargetClient] | Replica[DrafterClient]) -> CountingOn:
+    """What a sequence counts on that is meant for a replica."""
+    info = replica.reply.info
+    return CountingOn(info.fingerprint, replica.note_load, info.incarnation)

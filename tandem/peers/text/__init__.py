@@ -1,0 +1,1 @@
+"""A text's values, records, and drafter with its replacement; without gRPC."""
