@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from structlog.testing import capture_logs
 
 from tandem.errors import StartupError
+from tandem.inference.check import plain as rows_of
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.checkpoint import read_model
 from tandem.inference.vllm.arguments import VllmOptions
@@ -35,6 +38,17 @@ def test_the_text_fits_into_a_sequence_and_a_pass(checkpoint: Path) -> None:
         found = reference_of(options, "float32")
         assert found.expected is not None
         assert len(found.expected.texts.first) == 100
+
+
+def test_a_model_with_too_much_noise_is_served_unchecked(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_of, "_MOST_NOISE", {torch.float32: -1.0})
+    with capture_logs() as logs:
+        found = reference_of(VllmOptions(str(checkpoint)), "float32")
+    assert found.expected is None
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "leaves nothing to compare" in warning["reason"]
 
 
 def test_what_changes_the_logits_is_another_law_of_the_same_weights(checkpoint: Path) -> None:
