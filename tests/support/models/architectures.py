@@ -341,9 +341,10 @@ Other models are refused for the same reasons:
 ## Not tested
 
 A service checks any other decoder at its start. It feeds 24 tokens (72 on a GPU and with OpenVINO,
-144 with vLLM) in one plain pass, and then as a ragged batch with a rollback. If a layer differs by more than the model's own noise explains, it
-refuses the model, and says which layers, which rows, and by how much. If only a small tree differs,
-it serves the model without trees. This check cannot find differences that begin after 24 tokens,
+144 with vLLM) in one plain pass, and then as a ragged batch with a rollback. If a layer differs by
+more than the model's own noise explains, it refuses the model, and says which layers, which rows,
+and by how much. If only a small tree differs, it serves the model without trees. This check cannot
+find differences that begin after these tokens,
 such as sparse attention over long texts. Sliding windows are checked by configuration: a layer that
 is configured to slide must pass its window to the attention.
 
