@@ -115,6 +115,8 @@ async def test_named_targets_change_their_model_without_a_pause(fleet: Fleet) ->
     await until(fleet.is_serving)
     assert await serves(fleet, old)
     await fleet.kill(host)
+    # A text that began before the orchestrator saw it would wait for the old model.
+    await until(fleet.is_of("another"))
     assert list((await fleet.text()).token_ids) == new.text(20)
 
 
