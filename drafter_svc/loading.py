@@ -53,8 +53,8 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
     """
     recipe = recipe_of(settings)
     loaded = _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
-    if loaded.drafter.wants is not None:
-        loaded.info.hidden_size = loaded.drafter.wants.hidden_size
+    if loaded.drafter.feedback.layers:
+        loaded.info.hidden_size = loaded.drafter.feedback.hidden_size
     return loaded
 
 

@@ -9,27 +9,22 @@ from functools import partial
 
 from opentelemetry.util.types import AttributeValue
 
-from drafter_svc.messages import (
-    check_rounds,
-    features_from,
-    predictions_from,
-    prepared_to,
-)
+from drafter_svc.messages import prepared_to
 from drafter_svc.preparing import Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.ahead.prepare import Ahead, Came, Made, room_for
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.drafting.features import Feature
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
+from tandem.rpc.feedback import Listener, feedback_from
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions
+from tandem.speculation.feedback import Feedback
 from tandem.telemetry.tracing.ids import SpanIds
 
 
@@ -131,19 +126,14 @@ class DraftedSequence(
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
-        drafter, length = self._drafter, self._progress.length + len(emitted)
-        check_rounds(request, drafter.wants is not None or drafter.predicts is not None)
-        features = features_from(request, drafter.wants, length)
-        predictions = predictions_from(
-            request, drafter.predicts, self._last_draft, sequence.vocab_size
-        )
+        feedback = self._feedback(request, sequence, self._progress.length + len(emitted))
         if self._preparing is not None:
             self._preparing.stop()
         # From now on nothing is prepared behind the last draft, though it be written only now.
         self._progress = Progress(self._progress.length + len(emitted), request.round)
-        step = request.round, emitted, request.gamma, request.max_nodes, features
+        step = request.round, emitted, request.gamma, request.max_nodes, feedback
         steps = (
-            _made(self._drafter, sequence, *step, predictions)
+            _made(self._drafter, sequence, *step)
             if self._ahead is None
             else self._ahead.go_on(*step)
         )
@@ -194,6 +184,16 @@ class DraftedSequence(
             self._preparing.end()
         super().release()
 
+    def _feedback(
+        self, request: drafter_pb2.DraftStep, sequence: DraftSequence, length: int
+    ) -> list[Feedback]:
+        """What a request tells of the target's passes; the text is so long behind its tokens."""
+        wanted, last, vocab_size = self._drafter.feedback, self._last_draft, sequence.vocab_size
+        if not request.feedback:
+            return []
+        listener = Listener(wanted, request.round, last, length, vocab_size)
+        return feedback_from(request.feedback, listener)
+
     def _emitted(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
         """The emitted tokens of a checked request."""
         if request.send_ahead and not (request.ahead and self._ahead_nodes):
@@ -228,8 +228,7 @@ def _made(
     emitted: Sequence[int],
     gamma: int,
     nodes: int,
-    features: Sequence[Feature],
-    predictions: Predictions | None,
+    feedback: Sequence[Feedback],
 ) -> Steps[Made]:
     """The steps of a draft where nothing is prepared, on the engine's thread."""
     if sequence.shaped is not None:
@@ -237,7 +236,5 @@ def _made(
             sequence.shaped.extend(emitted)
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
-    draft = yield from drafter.go_on(
-        sequence, round_, emitted, gamma, nodes, features=features, predictions=predictions
-    )
+    draft = yield from drafter.go_on(sequence, round_, emitted, gamma, nodes, feedback)
     return Made(draft)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import grpc
 
 from drafter_svc.loading import LoadedDrafter, load
-from drafter_svc.messages import feedback_spec
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import messages
 from tandem.rpc.channel import age_of
+from tandem.rpc.feedback import spec_to
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
@@ -58,7 +58,7 @@ class DrafterServicer(
     ) -> drafter_pb2.GetModelInfoResponse:
         """See drafter.proto."""
         async with status_boundary(context):
-            loaded = self.loaded
+            loaded, wanted = self.loaded, self.loaded.drafter.feedback
             return drafter_pb2.GetModelInfoResponse(
                 info=loaded.described(),
                 stats=loaded.stats(),
@@ -67,11 +67,11 @@ class DrafterServicer(
                 shape=messages.shape_to(loaded.drafter.shape),
                 pure=loaded.drafter.pure,
                 recipe=loaded.recipe,
-                feedback=feedback_spec(loaded.drafter.wants, loaded.drafter.predicts),
-                made_for=loaded.drafter.made_for,
+                feedback=spec_to(wanted),
+                made_for=wanted.made_for,
                 ahead=loaded.ahead,
-                probes=loaded.drafter.probes,
-                probe_tokens=loaded.drafter.probe_tokens,
+                probes=wanted.probes,
+                probe_tokens=wanted.probe_tokens,
             )
 
 

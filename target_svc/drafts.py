@@ -8,11 +8,12 @@ from typing import Any
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.answers import Decision, DeviceVerdict
-from tandem.engine.asks import Lap, StatesWanted, Steps, ToHost
+from tandem.engine.asks import Lap, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from target_svc.round import TargetSequence, verify
@@ -26,7 +27,7 @@ class OwnDrafts:
         drafter: the method.
         info: what the handshake says of it.
         vocab_size: of the target.
-        wanted: hidden states of the target that the method wants; None for none.
+        feedback: that the method wants; None for none.
         on_device: whether chains stay on the device until they are decided: target and drafter
             share one that works by itself, and a round waits for it once. On a CPU nothing is
             copied, and the rules' kernels take drafts of the host.
@@ -36,7 +37,7 @@ class OwnDrafts:
     info: target_pb2.TargetDrafts
     vocab_size: int
     on_device: bool = False
-    wanted: StatesWanted | None = None
+    feedback: FeedbackWanted | None = None
 
     def round(
         self, scorer: Scorer, sequence: TargetSequence, round_: int, gamma: int, nodes: int
@@ -59,8 +60,7 @@ class OwnDrafts:
         news = sequence.untold
         assert news is not None  # it is kept where there is a drafter
         sequence.untold = []
-        features, sequence.untold_states = sequence.untold_states, []
-        predictions, sequence.untold_predictions = sequence.untold_predictions, None
+        feedback, sequence.untold_feedback = sequence.untold_feedback, []
         own = sequence.drafting
         if own is None:
             text, news = news[:-1], news[-1:]
@@ -68,9 +68,7 @@ class OwnDrafts:
             own.caches, own.shaped = sequence.caches[1:], sequence.shaped
             sequence.drafting = own
             yield from self.drafter.open(own)
-        method = self.drafter.go_on(
-            own, round_, news, gamma, nodes, features=features, predictions=predictions
-        )
+        method = self.drafter.go_on(own, round_, news, gamma, nodes, feedback)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
         decision = yield from verify(scorer, sequence, round_, drafted, own_feedback=True)

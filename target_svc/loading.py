@@ -9,7 +9,6 @@ from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
-from tandem.engine.asks import StatesWanted
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
@@ -21,6 +20,7 @@ from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.model import load_decoder, passes_of, prepare
 from tandem.settings import read_settings
+from tandem.speculation.feedback import FeedbackGiven, misfit
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
 from target_svc.settings import TargetSettings, VllmSettings
@@ -147,8 +147,8 @@ def own_drafts(
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)
     require_its_vocabulary(drafter, target)
-    _require_room_for_probes(drafter, info, target)
-    wanted = _wanted(drafter, target)
+    _require_feedback(drafter, info, target)
+    wanted = drafter.feedback
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
         recipe=recipe.model_dump_json(),
@@ -156,60 +156,31 @@ def own_drafts(
         shape=messages.shape_to(drafter.shape),
         pure=drafter.pure,
         max_gamma=settings.max_gamma,
-        max_nodes=min(recipe.largest_tree, info.max_nodes - drafter.probes),
+        max_nodes=min(recipe.largest_tree, info.max_nodes - wanted.probes),
         pass_times=[each for model in models[:1] for each in passes_of(model)],
-        probes=drafter.probes,
+        probes=wanted.probes,
         max_length=min([info.max_length, *(model.max_length for model in models)]),
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
-    own_drafts = OwnDrafts(drafter, described, info.vocab_size, on_device=beside, wanted=wanted)
-    return own_drafts, models
+    told = wanted.of(target.of_layers, on_device=True) if wanted.told else None
+    return OwnDrafts(drafter, described, info.vocab_size, beside, told), models
 
 
-def _require_room_for_probes(drafter: Drafter, info: common_pb2.ModelInfo, target: Model) -> None:
-    """Refuse a drafter whose probes the target cannot compute.
-
-    Raises:
-        StartupError: what is missing.
-    """
-    if drafter.probes >= info.max_nodes > 0 or (drafter.probes and not info.max_nodes):
-        raise StartupError(
-            f"TANDEM_TARGET_DRAFTS: a draft has up to {drafter.probes} probes, and this target's"
-            f" MAX_NODES of {info.max_nodes} leaves no room for candidates: raise it"
-        )
-    if drafter.probe_tokens > target.probe_tokens:
-        raise StartupError(
-            f"TANDEM_TARGET_DRAFTS: the probes name {drafter.probe_tokens} extra embeddings, and"
-            f" {target.name} has {target.probe_tokens}: set TANDEM_TARGET_EXTRA_EMBEDDINGS to the"
-            " folder of rows that were trained for it"
-        )
-
-
-def _wanted(drafter: Drafter, target: Model) -> StatesWanted | None:
-    """The target's hidden states that its own drafter reads; None where it reads none.
+def _require_feedback(drafter: Drafter, info: common_pb2.ModelInfo, target: Model) -> None:
+    """Refuse a drafter that wants to be told, or to have computed, what the target cannot.
 
     Raises:
-        StartupError: it is a head for another target, or the target does not give them.
+        StartupError: what is missing, or that it is a head for another target.
     """
-    if drafter.made_for not in ("", target.weights_fingerprint):
-        raise StartupError(
-            "TANDEM_TARGET_DRAFTS: the head was made for a target with the weights"
-            f" {drafter.made_for[:12]}, and {target.name} has {target.weights_fingerprint[:12]}:"
-            " take the head of this target"
-        )
-    wants = drafter.wants
-    if wants is None:
-        return None
-    if wants.hidden_size != target.hidden_size:
-        raise StartupError(
-            f"TANDEM_TARGET_DRAFTS: the head reads hidden states of {wants.hidden_size} numbers,"
-            f" and {target.name} has {target.hidden_size}: take a head of this target"
-        )
-    if any(layer not in target.of_layers for layer in wants.layers):
-        names = ["last" if n == target.layers + 1 else str(n) for n in wants.layers]
-        raise StartupError(
-            f"TANDEM_TARGET_DRAFTS: the head reads hidden states that {target.name} does not give:"
-            f" set TANDEM_TARGET_FEEDBACK={','.join(names)}"
-        )
-    places = tuple(target.of_layers.index(layer) for layer in wants.layers)
-    return StatesWanted(places, wants.dtype, on_device=True)
+    given = FeedbackGiven(
+        name=target.name,
+        weights_fingerprint=target.weights_fingerprint,
+        hidden_size=target.hidden_size,
+        layers=target.of_layers,
+        probe_tokens=target.probe_tokens,
+        max_nodes=info.max_nodes,
+        last=target.layers + 1,
+    )
+    if fault := misfit(drafter.feedback, given):
+        who = "the head" if drafter.feedback.layers else "the drafter"
+        raise StartupError(f"TANDEM_TARGET_DRAFTS: {who} {fault}")

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.asks import StatesWanted
 from tandem.errors import InvalidRequest
-from tandem.inference.hidden_states import MOST_LAYERS
 from tandem.rpc import messages
-from tandem.speculation.predictions import MOST_PREDICTED, Predictions, PredictionsWanted
 from tandem.target.v1 import target_pb2
 from tandem.verification import LOSSY_VERIFIERS, VERIFIERS, Verifier
 
 _RULES = VERIFIERS | LOSSY_VERIFIERS
-_EVERYWHERE = {common_pb2.PREDICTED_AT_KEPT: False, common_pb2.PREDICTED_AT_ALL: True}
 
 
 def verifier_infos() -> list[target_pb2.VerifierInfo]:
@@ -64,118 +60,6 @@ def carry_from(message: common_pb2.VerifierCarry, rule: Verifier[Any], gamma: in
         return rule.carry_from(levels, gamma)
     except ValueError as error:
         raise InvalidRequest(f"open.carry: {error}") from None
-
-
-def wanted_from(message: common_pb2.FeedbackSpec, layers: Sequence[int]) -> StatesWanted | None:
-    """The hidden states that a drafter wants; None for none.
-
-    Args:
-        message: as received.
-        layers: whose states the target can give.
-
-    Raises:
-        InvalidRequest: it cannot give these.
-    """
-    if not message.layers:
-        if message.prompt_tokens or message.hidden_dtype:
-            raise InvalidRequest(
-                "open.feedback.layers must not be empty where prompt_tokens or hidden_dtype is set"
-            )
-        return None
-    chosen = list(message.layers[: MOST_LAYERS + 1])
-    if len(chosen) > MOST_LAYERS or len(set(chosen)) < len(chosen):
-        raise InvalidRequest(f"open.feedback.layers may hold {MOST_LAYERS} layers, each once")
-    if lacking := [layer for layer in chosen if layer not in layers]:
-        raise InvalidRequest(
-            f"open.feedback.layers holds layer {lacking[0]}; the target gives {list(layers)}"
-            " (its FEEDBACK)"
-        )
-    dtype = messages.hidden_dtype_from(message.hidden_dtype)
-    if dtype is None:
-        raise InvalidRequest(f"open.feedback.hidden_dtype {message.hidden_dtype} is unknown")
-    return StatesWanted(tuple(layers.index(layer) for layer in chosen), dtype)
-
-
-def predicted_from(
-    message: common_pb2.FeedbackSpec, places: int, info: common_pb2.ModelInfo
-) -> PredictionsWanted | None:
-    """The predictions that a drafter wants; None for none.
-
-    Args:
-        message: as received.
-        places: of the largest draft and its probes.
-        info: of the target.
-
-    Raises:
-        InvalidRequest: they are too many, or it does not say of which places.
-    """
-    if not message.top:
-        if message.predicted_at:
-            raise InvalidRequest("open.feedback.predicted_at must be unset where top is 0")
-        return None
-    if message.top > MOST_PREDICTED:
-        raise InvalidRequest(f"open.feedback.top must be 0..{MOST_PREDICTED}, got {message.top}")
-    everywhere = _EVERYWHERE.get(message.predicted_at)
-    if everywhere is None:
-        raise InvalidRequest(f"open.feedback.predicted_at {message.predicted_at} is unknown")
-    wanted = PredictionsWanted(message.top, everywhere)
-    needed = places * wanted.bytes_each
-    if needed > info.max_message_bytes - messages.AROUND_BYTES:
-        raise InvalidRequest(
-            f"open.feedback.top: {message.top} tokens at {places} places are {needed} bytes, more"
-            f" than fits into a message of {info.max_message_bytes}"
-        )
-    return wanted
-
-
-def check_fits(wanted: StatesWanted | None, positions: int, info: common_pb2.ModelInfo) -> None:
-    """Refuse hidden states of a prompt that are too many for a message.
-
-    Args:
-        wanted: of each position.
-        positions: how many.
-        info: of the target.
-
-    Raises:
-        InvalidRequest: how many fit.
-    """
-    if wanted is None:
-        return
-    each = len(wanted.layers) * info.hidden_size * wanted.dtype.bytes
-    fitting = (info.max_message_bytes - messages.AROUND_BYTES) // each
-    if positions > fitting:
-        raise InvalidRequest(
-            f"open.feedback.prompt_tokens may be {fitting} here, got {positions}: more hidden"
-            f" states do not fit into a message of {info.max_message_bytes} bytes"
-        )
-
-
-def feedback_to(
-    round_: int, first: int, states: Any, predictions: Predictions | None = None
-) -> common_pb2.Feedback:
-    """Hidden states and predictions as they travel.
-
-    Args:
-        round_: whose pass computed them.
-        first: index of the first position in the text.
-        states: [positions, layers, width], bfloat16 as int16; on the host. None for none.
-        predictions: of the round; None for none.
-    """
-    message = common_pb2.Feedback(round=round_)
-    if states is not None:
-        little = states.astype(states.dtype.newbyteorder("<"), copy=False)
-        message.first, message.positions = first, len(states)
-        message.hidden = little.tobytes()
-    if predictions is not None:
-        message.places.extend(predictions.places)
-        if predictions.weights is None:
-            message.predicted_ids.extend(int(ids[0]) for ids in predictions.ids)
-        else:
-            rows = message.predictions
-            rows.sizes.extend(len(ids) for ids in predictions.ids)
-            rows.ids = b"".join(ids.astype("<u4").tobytes() for ids in predictions.ids)
-            rows.weights = b"".join(own.astype("<u2").tobytes() for own in predictions.weights)
-    return message
 
 
 def carry_to(levels: Sequence[tuple[float, int]]) -> common_pb2.VerifierCarry | None:

@@ -7,15 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.drafting.drafter import DraftSequence
-from tandem.drafting.features import Feature
 from tandem.engine.answers import Decision, DeviceVerdict, Scored
 from tandem.engine.asks import (
     Decide,
-    Predicting,
     ReadLogProbs,
     ReadTokens,
     Score,
-    StatesWanted,
     Steps,
     Take,
     ToHost,
@@ -25,7 +22,7 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions, PredictionsWanted
+from tandem.speculation.feedback import Feedback, FeedbackWanted
 from tandem.speculation.probes import NO_PROBES
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
@@ -56,15 +53,11 @@ class TargetSequence:
             drafter's pools.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
-        wanted: hidden states that its drafter wants; None for none.
-        own_wanted: the same of the target's own drafter.
-        predicted: predictions that its drafter wants; None for none.
-        own_predicted: the same of the target's own drafter.
-        prompt_states: how many of the prompt's last positions they are wanted of; at most all.
+        feedback: that its drafter wants; None for none.
+        own_feedback: the same of the target's own drafter.
         untold: tokens that the target's own drafter has not been told of, the prompt's among them;
             None where it has no drafter.
-        untold_states: hidden states that it wants and has not been told of.
-        untold_predictions: those of the last round, if it wants any.
+        untold_feedback: that it wants and has not been told of.
         drafting: the sequence as that drafter sees it, from its first draft on.
         shaped: what its request does to the logits, at the text's end; None for nothing.
         log_probs: that come with its tokens; None for none.
@@ -80,14 +73,10 @@ class TargetSequence:
     nodes: int = 0
     end: int = 0
     end_token_ids: frozenset[int] = frozenset()
-    wanted: StatesWanted | None = None
-    prompt_states: int = 0
+    feedback: FeedbackWanted | None = None
+    own_feedback: FeedbackWanted | None = None
     untold: list[int] | None = None
-    own_wanted: StatesWanted | None = None
-    predicted: PredictionsWanted | None = None
-    own_predicted: PredictionsWanted | None = None
-    untold_predictions: Predictions | None = None
-    untold_states: list[Feature] = field(default_factory=list)
+    untold_feedback: list[Feedback] = field(default_factory=list)
     caches: list[Any] = field(default_factory=list)
     drafting: DraftSequence | None = None
     shaped: ShapedText | None = None
@@ -123,7 +112,8 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
         if before:
             yield Take(scorer, Feed(cache, before[cache.adopt(before) :], 0))
         return None
-    states = sequence.prompt_states
+    wanted = _told_of_prompt(sequence)
+    states = 0 if wanted is None else min(wanted.prompt_tokens, len(prompt))
     rest = prompt
     if sequence.log_probs is not None and sequence.log_probs.prompt:
         yield from _read_prompt(scorer, sequence, sequence.log_probs)
@@ -132,12 +122,20 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
         rest = prompt[cache.adopt(prompt) :]
     scored = yield Take(scorer, Feed(cache, rest, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
-    wanted = (sequence.wanted or sequence.own_wanted) if states else None
     none = Draft.certain(())
     shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
-    decision = yield from _decide(sequence, round_, none, scored, wanted, shaped)
-    _keep_untold(sequence, wanted, len(prompt) - states, decision)
+    told = wanted if states else None
+    decision = yield from _decide(sequence, round_, none, scored, told, shaped)
+    _keep_untold(sequence, wanted, decision)
     return decision
+
+
+def _told_of_prompt(sequence: TargetSequence) -> FeedbackWanted | None:
+    """Hidden states of the prompt: the drafter's, or else those of the target's own."""
+    for wanted in (sequence.feedback, sequence.own_feedback):
+        if wanted is not None and wanted.columns:
+            return wanted.at_open
+    return None
 
 
 def _read_prompt(scorer: Scorer, sequence: TargetSequence, wanted: LogProbsWanted) -> Steps[None]:
@@ -190,29 +188,16 @@ def verify(
     if probes and isinstance(draft, Draft):
         parents = [*(range(rows - 1) if parents is None else parents), *_hung(draft, rows)]
         fed += probes.token_ids
-    wanted = sequence.wanted if feedback else sequence.own_wanted if own_feedback else None
-    top = sequence.predicted if feedback else sequence.own_predicted if own_feedback else None
-    first = sequence.length - 1
-    feed = Feed(cache_of(sequence), fed, len(fed), parents, len(fed) if wanted else 0)
+    wanted = sequence.feedback if feedback else sequence.own_feedback if own_feedback else None
+    states = len(fed) if wanted is not None and wanted.columns else 0
+    feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
     everything: Scored = yield Score(scorer, feed)
     # The rule sees the draft's rows alone.
     scored = replace(everything, count=rows) if probes else everything
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
-    predicting = None if top is None else Predicting(everything, top.top)
-    decision = yield from _decide(
-        sequence,
-        round_,
-        draft,
-        scored,
-        wanted=wanted,
-        shaped=shaped,
-        predicting=predicting,
-    )
-    if top is not None:
-        decision.predictions = _predictions(decision, round_, top)
-    sequence.untold_predictions = decision.predictions if own_feedback else None
-    _keep_untold(sequence, wanted, first, decision)
+    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped)
+    _keep_untold(sequence, wanted, decision, own=own_feedback)
     return decision
 
 
@@ -230,35 +215,34 @@ def _hung(draft: Draft, rows: int) -> list[int]:
     ]
 
 
-def _predictions(decision: Decision, round_: int, wanted: PredictionsWanted) -> Predictions:
-    """What was predicted at the places that are wanted."""
-    assert decision.rows is not None  # it was asked for
-    draft = decision.draft
-    count, probes = len(draft), len(draft.probes)
-    row_of = list(draft.row_of_places())
-    row_of += range(max(row_of) + 1, max(row_of) + 1 + probes)
-    if wanted.everywhere:
-        own = [node for node, home in enumerate(draft.homes(), 1) if home == node]
-        places = [0, *own, *range(count + 1, count + 1 + probes)]
-    else:
-        path = draft.path_to(decision.place)
-        places = [0, *path, *draft.probes.behind(decision.place, count)]
-    found = {place: decision.rows.of(row_of[place]) for place in places}
-    found = {place: row for place, row in found.items() if len(row[0])}
-    weights = None if wanted.top == 1 else [own for _, own in found.values()]
-    return Predictions(round_, list(found), [ids for ids, _ in found.values()], weights)
-
-
 def _keep_untold(
-    sequence: TargetSequence, wanted: StatesWanted | None, first: int, decision: Decision
+    sequence: TargetSequence,
+    wanted: FeedbackWanted | None,
+    decision: Decision,
+    *,
+    own: bool = False,
 ) -> None:
-    """Keep a verdict's hidden states for the target's own drafter, if it wants such ones."""
-    own = sequence.own_wanted
-    if wanted is None or own is None or decision.states is None:
+    """Keep what a verdict tells for the target's own drafter, as far as it wants that.
+
+    Args:
+        sequence: behind the verdict.
+        wanted: what the verdict tells.
+        decision: the verdict.
+        own: it tells what the target's own drafter wants, predictions too.
+    """
+    untold, told, asked = sequence.untold_feedback, decision.feedback, sequence.own_feedback
+    if untold and untold[-1].predicted is not None:  # of a round before: they are of no use now
+        *untold, last = untold
+        untold += [replace(last, predicted=None)] if last.states is not None else []
+        sequence.untold_feedback = untold
+    if wanted is None or asked is None or told is None:
         return
-    if (wanted.layers, wanted.dtype) == (own.layers, own.dtype):
-        untold = sequence.untold_states[1 - _MOST_UNTOLD :]
-        sequence.untold_states = [*untold, Feature(first, decision.states)]
+    if (wanted.columns, wanted.dtype) != (asked.columns, asked.dtype):
+        return
+    if not own:
+        told = replace(told, predicted=None)
+    if told.states is not None or told.predicted is not None:
+        sequence.untold_feedback = [*untold[1 - _MOST_UNTOLD :], told]
 
 
 def _decide(
@@ -266,9 +250,8 @@ def _decide(
     round_: int,
     drafted: Draft | Sequence[Drawn],
     scored: Scored,
-    wanted: StatesWanted | None,
+    wanted: FeedbackWanted | None,
     shaped: ShapedRows | None,
-    predicting: Predicting | None = None,
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: DeviceVerdict = yield Decide(
@@ -280,9 +263,9 @@ def _decide(
         accepting=sequence.accepting,
         following=sequence.following,
         round=round_,
-        wanted=wanted,
+        position=sequence.length - 1,
+        feedback=wanted,
         shaped=shaped,
-        predicting=predicting,
     )
     decision: Decision = yield ToHost(decided)
     if shaped is not None:

@@ -10,6 +10,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
+from tandem.rpc.feedback import FeedbackRoom, feedback_to, wanted_from
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
@@ -22,11 +23,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.messages import (
     carry_from,
     carry_to,
-    check_fits,
-    feedback_to,
-    predicted_from,
     rule_from,
-    wanted_from,
 )
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
@@ -106,10 +103,9 @@ class VerifiedSequence(
             prompt_log_probs=messages.log_probs_to(sequence.prompt_log_probs),
         )
         sequence.prompt_log_probs = []
-        states = None if sequence.wanted is None or decision is None else decision.states
-        if states is not None:
-            first = prompt_tokens - len(states)
-            opened.feedback.CopyFrom(feedback_to(request.first_round, first, states))
+        told = None if decision is None else decision.feedback
+        if told is not None and sequence.feedback is not None and sequence.feedback.columns:
+            opened.feedback.CopyFrom(feedback_to(told, weighted=False))
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
@@ -139,14 +135,13 @@ class VerifiedSequence(
         sampling = messages.sampling_from(request.sampling)
         if len(request.end_token_ids) > messages.MOST_ENDS:
             raise InvalidRequest(f"open.end_token_ids may hold {messages.MOST_ENDS} ids")
-        wanted = wanted_from(request.feedback, self._feedback_layers)
-        prompt_states = min(request.feedback.prompt_tokens, len(token_ids)) if wanted else 0
-        check_fits(wanted, prompt_states, self._info)
-        places = 1 + (request.max_nodes or self._max_gamma)
-        predicted = predicted_from(request.feedback, places, self._info)
-        own = None if self._drafts is None else self._drafts.wanted
-        if wanted is None and self._drafts is not None and self._drafts.drafter.wants is not None:
-            prompt_states = min(self._drafts.drafter.wants.prompt_tokens, len(token_ids))
+        room = FeedbackRoom(
+            layers=self._feedback_layers,
+            hidden_size=self._info.hidden_size,
+            message_bytes=self._info.max_message_bytes,
+            prompt_tokens=len(token_ids),
+            places=1 + (request.max_nodes or self._max_gamma),
+        )
         return TargetSequence(
             token_ids=token_ids,
             sampling=sampling,
@@ -155,12 +150,9 @@ class VerifiedSequence(
             nodes=request.max_nodes,
             end=len(token_ids) + request.max_new_tokens,
             end_token_ids=frozenset(request.end_token_ids),
-            wanted=wanted,
-            prompt_states=prompt_states,
+            feedback=wanted_from(request.feedback, room),
             untold=None if self._drafts is None else [],
-            own_wanted=own,
-            predicted=predicted,
-            own_predicted=None if self._drafts is None else self._drafts.drafter.predicts,
+            own_feedback=None if self._drafts is None else self._drafts.feedback,
             log_probs=self._log_probs_from(request, len(token_ids)),
         )
 
@@ -202,16 +194,15 @@ class VerifiedSequence(
             raise InvalidRequest(fault)
         self._check_room()
         self._check_depth(draft.depth)
-        if request.feedback and sequence.wanted is None and sequence.predicted is None:
+        if request.feedback and sequence.feedback is None:
             raise InvalidRequest("verify.feedback must be unset: open asked for none")
-        first = sequence.length - 1  # the last emitted token is computed by this round
         steps = rounds.verify(self._scorer, sequence, request.round, draft, request.feedback)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._ended = decision.dead_end
         verdict = self._verdict(request.round, sequence.length, decision, times)
-        if decision.states is not None or decision.predictions is not None:
-            states, predictions = decision.states, decision.predictions
-            verdict.feedback.CopyFrom(feedback_to(request.round, first, states, predictions))
+        if (told := decision.feedback) is not None and sequence.feedback is not None:
+            weighted = sequence.feedback.top > 1
+            verdict.feedback.CopyFrom(feedback_to(told, weighted=weighted))
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),
             "verify",

@@ -292,9 +292,9 @@ MUTANTS = (
     ),
     Mutant(
         "target: each text gets the first text's predictions",
-        "tandem/engine/numbers/predictions.py",
-        "PredictedRows(ids, weights, first, own.count)",
-        "PredictedRows(ids, weights, 0, own.count)",
+        "tandem/engine/numbers/feedback.py",
+        "own.ids, own.weights, own.first = ids, weights, first",
+        "own.ids, own.weights, own.first = ids, weights, 0",
         ("tests/unit/engine/test_predictions.py",),
     ),
     Mutant(

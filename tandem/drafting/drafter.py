@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from tandem.drafting.decoders.stop import Threshold
-from tandem.drafting.features import Feature, Features, FeatureSpec
+from tandem.drafting.known_feedback import KnownFeedback
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
+from tandem.speculation.feedback import Feedback, FeedbackWanted
 from tandem.speculation.nodes import DraftShape
-from tandem.speculation.predictions import Predictions, PredictionsWanted
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.request.sampling import Sampling
 
@@ -33,9 +33,7 @@ class DraftSequence:
         nodes: positions that it needs beyond its text, for nodes that are not kept.
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
-        features: of the target's passes, where the method wants any.
-        predictions: of the target's last round, where the method wants any and drafted for that
-            round; else None.
+        feedback: what is known of the target's passes, as far as the method wants it.
         shaped: what the request does to the logits, at the end of all that was emitted; None for
             nothing. Whoever has it moves it on. At a drafter it is for the acceptance's sake:
             drafts are exact without it.
@@ -52,8 +50,7 @@ class DraftSequence:
     nodes: int = 0
     caches: list[Any] = field(default_factory=list)
     state: Any = None
-    features: Features = field(default_factory=Features)
-    predictions: Predictions | None = None
+    feedback: KnownFeedback = field(default_factory=KnownFeedback)
     shaped: ShapedText | None = None
     threshold: Threshold | None = None
     assumed: list[int] = field(default_factory=list)
@@ -89,13 +86,9 @@ class Drafter(ABC):
             the tokens that it was asked for. A rule with `needs_pure` relies on both. The tests
             hold a method to it (docs/testing.md).
         largest_tree: most tokens of a tree that it drafts; 0 where it drafts chains.
-        wants: hidden states of the target; None for none. There may be gaps, and none may have come
-            yet: then it drafts nothing.
-        predicts: predictions of the target that it wants; None for none. They may not have come:
+        feedback: what it wants to be told by a target that suits it. Of hidden states there may be
+            gaps, and none may have come yet: then it drafts nothing. Predictions may not have come:
             then it drafts what it can without them.
-        probes: most probes of a draft.
-        probe_tokens: extra embeddings of the target that the probes name.
-        made_for: weights fingerprint of the target that it was trained for; empty for any.
         tokenizer: fingerprint of the vocabulary whose ids it drafts; empty for any, or where its
             models say it.
         vocab_size: number of these ids.
@@ -111,11 +104,7 @@ class Drafter(ABC):
     prepares: ClassVar[bool] = False
     pure: bool = False
     largest_tree: int = 0
-    wants: FeatureSpec | None = None
-    predicts: PredictionsWanted | None = None
-    probes: int = 0
-    probe_tokens: int = 0
-    made_for: str = ""
+    feedback: FeedbackWanted = FeedbackWanted()
     tokenizer: str = ""
     vocab_size: int = 0
     data: str = ""
@@ -133,8 +122,7 @@ class Drafter(ABC):
         emitted: Sequence[int],
         gamma: int,
         budget: int = 0,
-        features: Sequence[Feature] = (),
-        predictions: Predictions | None = None,
+        feedback: Sequence[Feedback] = (),
     ) -> Steps[Draft]:
         """Observe what was emitted since the last draft, then draft behind it.
 
@@ -144,12 +132,11 @@ class Drafter(ABC):
             emitted: token ids, at least one.
             gamma: as for `draft`.
             budget: as for `draft`; 0 for none beside gamma.
-            features: that came since the last draft.
-            predictions: of the round of the last draft, if what was emitted is that round's alone.
+            feedback: that came since the last draft, in the order of its rounds; with predictions
+                if the last one is of the last draft's round, and what was emitted is that round's
+                alone.
         """
-        sequence.predictions = predictions
-        for feature in features:
-            sequence.features.add(feature)
+        sequence.feedback.hear(feedback)
         self.observe(sequence, emitted)
         return (yield from self.draft(sequence, round_, gamma, budget or gamma))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions
+from tandem.speculation.feedback import Feedback, FeedbackWanted
 from tandem.speculation.request.log_probs import TokenLogProb
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
@@ -72,40 +72,28 @@ class Scored:
 
 
 @dataclass(slots=True, eq=False)
-class PredictedRows:
-    """A job's predictions, on the device.
+class DeviceFeedback:
+    """What a job's verdict brings along for a drafter, on the device. Its hidden states are those
+    of `Verdicts`.
 
     Attributes:
-        ids: [R, K] likeliest tokens of all jobs of the step that want as many, the likeliest first.
-        weights: [R, K] theirs; None with one token a row.
-        first: the job's first row.
-        count: its rows.
-    """
-
-    ids: Tensor
-    weights: Tensor | None
-    first: int
-    count: int
-
-
-class LikeliestRows(NamedTuple):
-    """A job's predictions, on the host.
-
-    Attributes:
-        ids: [R, K] likeliest tokens behind each row of the pass, the likeliest first.
+        wanted: see there.
+        round: of the verdict.
+        position: of the last token before the draft, in the text.
+        prompt_states: positions before that one whose states come along.
+        ids: [R, K] likeliest tokens of all jobs of the step that want as many, the likeliest first;
+            None where no predictions are wanted.
         weights: [R, K] theirs, 0 where they are too unlikely; None with one token a row.
+        first: the job's first row of these.
     """
 
-    ids: npt.NDArray[np.int32]
-    weights: npt.NDArray[np.int32] | None
-
-    def of(self, row: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
-        """The tokens of a row that have weights; none where the row was not finite."""
-        ids = self.ids[row].astype(np.uint32)
-        if self.weights is None:
-            return ids, np.ones(1, np.uint16)
-        weights = self.weights[row].astype(np.uint16)
-        return ids[weights > 0], weights[weights > 0]
+    wanted: FeedbackWanted
+    round: int
+    position: int
+    prompt_states: int = 0
+    ids: Tensor | None = None
+    weights: Tensor | None = None
+    first: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -134,15 +122,13 @@ class DeviceVerdict:
     """A job's verdict on its draft, which may be on the device too: place `index` of a step's.
 
     Attributes:
-        prompt_states: positions before place 0 whose hidden states come with it.
-        predicted: that come with it; None for none.
+        feedback: that comes with it; None for none.
     """
 
     verdicts: Verdicts
     index: int
     draft: Draft | Sequence[Drawn]
-    prompt_states: int = 0
-    predicted: PredictedRows | None = None
+    feedback: DeviceFeedback | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -157,13 +143,10 @@ class Decision:
         overlaps: Σ min(p, q) of each node.
         carry: the rule's state, on the device.
         levels: the same as it travels.
-        states: [positions, layers, width] hidden states of the prompt's end, of place 0 and of the
-            kept path, bfloat16 as int16; None where none were wanted. On the device, where they
-            were to stay there.
         dead_end: no token may come behind the place; `next_token` is none of the text's.
         log_probs: of each emitted token; none where they are not wanted.
-        rows: the likeliest tokens behind each row of the pass; None where none are wanted.
-        predictions: of places, out of `rows`; None where none are wanted.
+        feedback: states of the prompt's end, of place 0 and of the kept path, and predictions;
+            None where nothing is wanted.
     """
 
     draft: Draft
@@ -173,11 +156,9 @@ class Decision:
     overlaps: list[float]
     carry: Any = None
     levels: list[tuple[float, int]] = field(default_factory=list)
-    states: npt.NDArray[Any] | Tensor | None = None
     dead_end: bool = False
     log_probs: Sequence[TokenLogProb] = ()
-    rows: LikeliestRows | None = None
-    predictions: Predictions | None = None
+    feedback: Feedback | None = None
 
     @property
     def emitted(self) -> list[int]:

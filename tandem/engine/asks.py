@@ -16,8 +16,7 @@ from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
-from tandem.speculation.hidden_dtype import HiddenDtype
-from tandem.speculation.predictions import Row
+from tandem.speculation.feedback import FeedbackWanted, Row
 from tandem.speculation.randomness import Foreseen
 from tandem.speculation.request.sampling import Sampling
 
@@ -154,34 +153,6 @@ class DrawTogether:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class StatesWanted:
-    """Hidden states that a verdict brings along.
-
-    Attributes:
-        layers: among those that the scorer gives, by their place there.
-        dtype: to which they are rounded.
-        on_device: they stay where they are; else they come to the host with the verdict.
-    """
-
-    layers: tuple[int, ...]
-    dtype: HiddenDtype
-    on_device: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Predicting:
-    """Predictions that a verdict brings along.
-
-    Attributes:
-        scored: the rows of all that was fed: of the draft's places, then of probes.
-        top: likeliest tokens of each.
-    """
-
-    scored: Scored
-    top: int
-
-
 @dataclass(slots=True, eq=False)
 class Decide:
     """Have a rule decide a draft; the answer is `DeviceVerdict`.
@@ -190,14 +161,15 @@ class Decide:
         rule: that decides, and takes such drafts.
         draft: may be empty; or a chain that is on the device, where `scored` is.
         scored: a row for the last emitted token, and one for each drafted one that is no twin.
+            Those of probes are behind them in the pass, and not counted.
         sampling: of the request.
         carry: the rule's state.
         accepting: the request's numbers, as uniforms.
         following: the same, for what follows the kept tokens.
         round: keys the numbers.
-        wanted: hidden states of what is kept, which `scored` has; None for none.
+        position: of the last emitted token in the text, from 0.
+        feedback: that the verdict brings along; states only where `scored` has them. None for none.
         shaped: what applies to each row of `scored`; None for nothing.
-        predicting: predictions of the pass; None for none.
     """
 
     rule: Verifier[Any]
@@ -208,9 +180,9 @@ class Decide:
     accepting: Foreseen
     following: Foreseen
     round: int
-    wanted: StatesWanted | None = None
+    position: int = 0
+    feedback: FeedbackWanted | None = None
     shaped: ShapedRows | None = None
-    predicting: Predicting | None = None
 
 
 @dataclass(slots=True, eq=False)

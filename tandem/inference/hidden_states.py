@@ -12,13 +12,12 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
+from tandem.speculation.feedback import MOST_LAYERS
 
 # 0 is what the first layer reads (the embedding), i the output of layer i, and the number of layers
 # plus one what the head reads, behind the final norm.
 Layers = tuple[int, ...]
 NONE, LAST = "none", "last"
-# More than any published head reads, and a row of four is as long as the logits of a small model.
-MOST_LAYERS = 4
 
 
 def layers_from(text: str, model: PreTrainedModel) -> Layers:

@@ -9,7 +9,6 @@ import numpy as np
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.speculation.draft import Draft
-from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.probes import NO_PROBES, Probes
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
@@ -27,11 +26,6 @@ _SHAPES = {
     DraftShape.TREE: common_pb2.DRAFT_SHAPE_TREE,
     DraftShape.IID_CHAINS: common_pb2.DRAFT_SHAPE_IID_CHAINS,
 }
-_HIDDEN_DTYPES = {
-    HiddenDtype.BFLOAT16: common_pb2.HIDDEN_DTYPE_BFLOAT16,
-    HiddenDtype.FLOAT32: common_pb2.HIDDEN_DTYPE_FLOAT32,
-}
-_NAMED_DTYPES = {value: dtype for dtype, value in _HIDDEN_DTYPES.items()}
 
 
 def part_of(request_id: str, number: int) -> str:
@@ -275,16 +269,6 @@ def draft_to(draft: Draft) -> common_pb2.Draft:
 def shape_to(shape: DraftShape) -> common_pb2.DraftShape.ValueType:
     """A kind of draft as the handshake has it."""
     return _SHAPES[shape]
-
-
-def hidden_dtype_to(dtype: HiddenDtype) -> common_pb2.HiddenDtype.ValueType:
-    """A dtype of hidden states as the handshake has it."""
-    return _HIDDEN_DTYPES[dtype]
-
-
-def hidden_dtype_from(value: common_pb2.HiddenDtype.ValueType) -> HiddenDtype | None:
-    """The same from a message; None for one that is not known."""
-    return _NAMED_DTYPES.get(value)
 
 
 def times_from(message: common_pb2.StageTimes) -> StageTimes:

@@ -13,7 +13,6 @@ from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.tree import ACCEPTANCE
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.drafting.features import Feature
 from tandem.engine.answers import Scored
 from tandem.engine.asks import (
     Ask,
@@ -30,6 +29,7 @@ from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.extents import Mark
 from tandem.speculation.draft import Draft
+from tandem.speculation.feedback import Feedback
 from tandem.speculation.request.log_probs import TokenLogProb
 
 # Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
@@ -339,7 +339,7 @@ class Ahead:
         emitted: Sequence[int],
         gamma: int,
         budget: int,
-        features: Sequence[Feature],
+        feedback: Sequence[Feedback],
     ) -> Steps[Made]:
         """As `Drafter.go_on`, by what is prepared where its outcome came."""
         prepared, self._prepared = self._prepared, None
@@ -351,6 +351,6 @@ class Ahead:
             if made is not None:
                 return made
         draft = yield from self._drafter.go_on(
-            self._sequence, round_, emitted, gamma, budget, features
+            self._sequence, round_, emitted, gamma, budget, feedback
         )
         return Made(draft, Came.MISS if drafts else None, drafts=drafts)

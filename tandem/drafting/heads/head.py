@@ -13,12 +13,12 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_
 from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.decoders.shape import TreeShape, falls, likeliest_by_depth
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
-from tandem.drafting.features import FeatureSpec
 from tandem.engine.asks import Draw, Truncation
 from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.shaping.text import ShapedRows
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.nodes import DraftShape
 
 # Of a prompt: a message of 4 MiB holds as many of 4,096 numbers in three layers.
@@ -91,15 +91,16 @@ class HeadDrafter(Drafter):
         self._acceptance = (acceptance + deeper)[: head.depths]
         self.largest_tree = largest_tree
         told = prompt_tokens if head.remembers else 1
-        self.wants = FeatureSpec(head.reads, head.hidden_size, prompt_tokens=told)
-        self.made_for = head.made_for
+        self.feedback = FeedbackWanted(
+            head.reads, head.hidden_size, prompt_tokens=told, made_for=head.made_for
+        )
 
     def _news(self, sequence: DraftSequence, rows: int) -> Feed | None:
         """What came; None if the newest feature is not there yet."""
-        tokens, end = sequence.token_ids, sequence.features.end
+        tokens, end = sequence.token_ids, sequence.feedback.end
         if end != len(tokens) - 1:
             return None
-        news = sequence.features.take()
+        news = sequence.feedback.take()
         if not news:
             return None
         (cache,) = sequence.caches
@@ -107,8 +108,8 @@ class HeadDrafter(Drafter):
             if sequence.state is None:
                 sequence.state = _Held()
             held: _Held = sequence.state
-            if news[0].first != held.end:  # behind a gap
-                held.begins = held.end = news[0].first
+            if (begins := news[0].positions[0]) != held.end:  # behind a gap
+                held.begins = held.end = begins
             cache.rollback(held.end - held.begins)
             first, held.end = held.end, end
             features = [part.states for part in news]

@@ -13,7 +13,7 @@ from tandem.drafting.drafter import Drafter, DraftSequence, Recipe
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import PredictionsWanted
+from tandem.speculation.feedback import FeedbackWanted
 
 
 class JacobiDrafter(Drafter):
@@ -22,16 +22,14 @@ class JacobiDrafter(Drafter):
     The first guess, and what goes beyond the predictions, is the last known token again.
     """
 
-    predicts = PredictionsWanted(top=1, everywhere=True)
+    feedback = FeedbackWanted(top=1, everywhere=True)
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Keep the predictions behind the place where the last draft ended."""
         super().observe(sequence, emitted)
-        predicted, sequence.state = sequence.predictions, ()
-        if predicted is not None:
-            # The prediction at the place itself came out, or another token in its stead.
-            known = predicted.likeliest()
-            sequence.state = tuple(known[at] for at in sorted(known) if at >= len(emitted))
+        # The prediction at the place itself came out, or another token in its stead.
+        known = sequence.feedback.likeliest()
+        sequence.state = tuple(token for at, token in known.items() if at >= len(emitted))
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """A chain of the full length."""

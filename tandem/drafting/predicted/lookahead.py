@@ -19,8 +19,8 @@ from tandem.engine.scorer import Scorer
 from tandem.retrieval.merged import MergedTree
 from tandem.retrieval.ngrams import NgramPool
 from tandem.speculation.draft import Draft
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.nodes import MOST_NODES, DraftShape
-from tandem.speculation.predictions import PredictionsWanted
 from tandem.speculation.probes import Probes
 
 # Of a prompt so many last tokens are taken in (5 to 7 ms), and so many n-grams are kept (8 MB of
@@ -61,8 +61,9 @@ class LookaheadDrafter(Drafter):
     def __init__(self, window: int, ngram: int, candidates: int) -> None:
         self._window, self._ngram, self._candidates = window, ngram, candidates
         self.largest_tree = candidates * (ngram - 1)
-        self.probes = window * (ngram - 1)
-        self.predicts = PredictionsWanted(top=1, everywhere=True) if window else None
+        if window:
+            probes = window * (ngram - 1)
+            self.feedback = FeedbackWanted(top=1, everywhere=True, probes=probes)
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Take in what was emitted, and the window's next row."""
@@ -73,8 +74,8 @@ class LookaheadDrafter(Drafter):
             own.known = max(len(sequence.token_ids) - _TEXT, 0)
         own.pool.add_text(sequence.token_ids, own.known)
         own.known = len(sequence.token_ids)
-        if sequence.predictions is not None and own.window:
-            self._grow(own, sequence.predictions.likeliest())
+        if own.window:
+            self._grow(own, sequence.feedback.likeliest())
 
     def _grow(self, own: _Lookahead, predicted: dict[int, int]) -> None:
         """The window with its next row; with all its rows it gives an n-gram a column."""

@@ -20,7 +20,7 @@ from tandem.engine.asks import DrawFrom, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.errors import StartupError
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import PredictionsWanted, Row
+from tandem.speculation.feedback import FeedbackWanted, Row
 from tandem.speculation.probes import Probes
 
 
@@ -37,18 +37,16 @@ class MasksDrafter(Drafter):
     """
 
     def __init__(self, count: int, top: int, truncation: Truncation) -> None:
-        self._count = self.probe_tokens = count
-        self.probes = count * (count + 1)
-        self.predicts = PredictionsWanted(top)
+        self._count = count
+        self.feedback = FeedbackWanted(top=top, probes=count * (count + 1), probe_tokens=count)
         self._truncation = truncation
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Keep the rows of the group that what was emitted has made the last one."""
         super().observe(sequence, emitted)
-        predicted, candidates, sequence.state = sequence.predictions, sequence.state or 0, 0
-        if predicted is not None:
-            rows = predicted.rows()
-            places = [at for at in predicted.places if at > candidates]
+        rows, candidates, sequence.state = sequence.feedback.predicted, sequence.state or 0, 0
+        if rows is not None:
+            places = [at for at in rows if at > candidates]
             # A place whose row is not finite is left out, and ends the group before it.
             group = [at for number, at in enumerate(places) if at == places[0] + number]
             sequence.state = tuple(rows[at] for at in group[: self._count])

@@ -7,15 +7,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tandem.engine.answers import Decision, DeviceVerdict, Verdicts
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
-from tandem.engine.numbers.feedback import kept_states
-from tandem.engine.numbers.predictions import on_host, predict
+from tandem.engine.numbers.feedback import feedback_of, kept_states, on_host
 from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import Drawn
 from tandem.shaping.logits import shape
@@ -43,27 +41,34 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     if sound:
         _foresee([asks[place] for place in sound])
     probs_of = _probabilities([asks[place] for place in sound])
-    predicted = predict([asks[place] for place in sound])
+    feedback = feedback_of([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
     # Chains are decided apart from trees, by what is made for them; and where they are.
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place in sound:
         ask, size = asks[place], len(asks[place].draft).bit_length()
         kind = isinstance(ask.draft, Draft), drafts[place].is_chain
-        states = ask.wanted, id(ask.scored.states)
-        key = id(ask.scored.logits), ask.rule, *kind, size, *states
+        states = _states_key(ask)
+        key = id(ask.scored.logits), ask.rule, *kind, size, states
         groups.setdefault(key, []).append(place)
     for (logits, *_), places in groups.items():
         probs, starts = probs_of[logits]
         group = [asks[place] for place in places]
         verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
         verdicts.states = kept_states(group, verdicts.numbers)
-        verdicts.states_stay = group[0].wanted is not None and group[0].wanted.on_device
+        verdicts.states_stay = group[0].feedback is not None and group[0].feedback.on_device
         for index, ask in enumerate(group):
-            before = ask.scored.prompt_states
-            rows = predicted.get(id(ask))
-            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, before, rows)
+            own = feedback.get(id(ask))
+            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, own)
     return [answer for answer in answers if answer is not None]
+
+
+def _states_key(ask: Decide) -> tuple[Any, ...] | None:
+    """Of verdicts that bring hidden states along: only equal ones are picked together."""
+    wanted = ask.feedback
+    if wanted is None or not wanted.columns:
+        return None
+    return wanted.columns, wanted.dtype, wanted.on_device, id(ask.scored.states)
 
 
 def _foresee(asks: Sequence[Decide]) -> None:
@@ -237,8 +242,8 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
         for key, each in batches.items()
         if each.states is not None and not each.states_stay
     }
-    tops = [each.predicted for each in decided if each.predicted is not None]
-    parts = {id(part): part for top in tops for part in (top.ids, top.weights) if part is not None}
+    told = [each.feedback for each in decided if each.feedback is not None]
+    parts = {id(part): part for one in told for part in (one.ids, one.weights) if part is not None}
     there, arrays = to_host(
         drawn,
         [*(verdicts.numbers for verdicts in batches.values()), *kept.values(), *parts.values()],
@@ -250,28 +255,19 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
         key: each.states for key, each in batches.items() if each.states_stay
     } | {key: next(brought) for key in kept}
     likeliest = {key: next(brought) for key in parts}
-    found = [
-        _decision(
-            each,
-            each.draft if isinstance(each.draft, Draft) else next(drafts),
-            numbers[id(each.verdicts)][each.index],
-            states.get(id(each.verdicts)),
-        )
-        for each in decided
-    ]
-    for each, decision in zip(decided, found, strict=True):
-        if each.predicted is not None and isinstance(decision, Decision):
-            ids, weights = each.predicted.ids, each.predicted.weights
-            own = None if weights is None else likeliest[id(weights)]
-            decision.rows = on_host(each.predicted, likeliest[id(ids)], own)
+    found = []
+    for each in decided:
+        draft = each.draft if isinstance(each.draft, Draft) else next(drafts)
+        decision = _decision(each, draft, numbers[id(each.verdicts)][each.index])
+        if each.feedback is not None and isinstance(decision, Decision):
+            own = states.get(id(each.verdicts))
+            decision.feedback = on_host(each, decision, own, likeliest)
+        found.append(decision)
     return found
 
 
 def _decision(
-    decided: DeviceVerdict,
-    draft: Draft | None,
-    row: list[float],
-    states: npt.NDArray[Any] | Tensor | None,
+    decided: DeviceVerdict, draft: Draft | None, row: list[float]
 ) -> Decision | EngineFailure:
     if draft is None:
         return not_finite("drafter")
@@ -279,8 +275,6 @@ def _decision(
     if not np.isfinite(check):
         return not_finite("target")
     verdicts, accepted = decided.verdicts, len(draft.path_to(int(place)))
-    if states is not None:
-        states = states[decided.index, : decided.prompt_states + 1 + accepted]
     return Decision(
         draft=draft,
         place=int(place),
@@ -289,5 +283,4 @@ def _decision(
         overlaps=row[_HEAD : _HEAD + len(draft)],
         carry=verdicts.carries[decided.index],
         levels=verdicts.rule.levels_of(row[len(row) - verdicts.carried :]),
-        states=states,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -12,8 +12,9 @@ from tandem.errors import Unavailable
 from tandem.peers.text.contracts import DraftSize
 from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
-from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION, hidden_dtype_from
-from tandem.speculation.predictions import MOST_PREDICTED
+from tandem.rpc.feedback import spec_from
+from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
+from tandem.speculation.feedback import FeedbackGiven, misfit
 from tandem.target.v1 import target_pb2
 
 
@@ -77,51 +78,25 @@ def require_feedback(
     Raises:
         Unavailable: what differs.
     """
-    who, own, wanted = f"a drafter ({reply.info.model})", target.info, reply.feedback
-    if reply.made_for not in ("", own.weights_fingerprint):
-        raise Unavailable(
-            f"{who} was made for a target with the weights {reply.made_for[:12]}, and the target"
-            f" ({own.model}) has {own.weights_fingerprint[:12]}: take the head of this target"
-        )
-    if reply.probe_tokens > target.probe_tokens:
-        raise Unavailable(
-            f"{who} has probes that name {reply.probe_tokens} extra embeddings, and the target"
-            f" ({own.model}) has {target.probe_tokens}: set the target's EXTRA_EMBEDDINGS to the"
-            " folder of rows that were trained for it, or lower the drafter's MASKS"
-        )
-    if reply.probes and reply.probes >= own.max_nodes:
-        raise Unavailable(
-            f"{who} sends up to {reply.probes} probes with a draft, and the target ({own.model})"
-            f" takes {own.max_nodes} tokens in all: raise its MAX_NODES"
-        )
-    if wanted.top > MOST_PREDICTED:
-        raise Unavailable(
-            f"{who} reads the {wanted.top} likeliest tokens, and targets tell {MOST_PREDICTED}"
-        )
-    if not wanted.layers:
-        return
-    if reply.info.hidden_size != own.hidden_size:
-        raise Unavailable(
-            f"{who} reads hidden states of {reply.info.hidden_size} numbers, and the target"
-            f" ({own.model}) has {own.hidden_size}: take a head of this target"
-        )
-    if lacking := sorted(set(wanted.layers) - set(target.feedback_layers)):
-        given = ",".join(map(str, target.feedback_layers)) or "none"
-        layers = ",".join(map(str, wanted.layers))
-        raise Unavailable(
-            f"{who} reads hidden states of layer {lacking[0]}, and the target ({own.model}) gives"
-            f" {given}: set the target's FEEDBACK to {layers}"
-        )
-    dtype = hidden_dtype_from(wanted.hidden_dtype)
-    if dtype is None:
-        raise Unavailable(f"{who} reads hidden states of an unknown dtype, {wanted.hidden_dtype}")
-    each = len(wanted.layers) * own.hidden_size * dtype.bytes
-    room = min(own.max_message_bytes, reply.info.max_message_bytes) - AROUND_BYTES
-    if max(wanted.prompt_tokens, 1) * each > room:
-        raise Unavailable(
-            f"{who} reads hidden states of {wanted.prompt_tokens} prompt tokens, {each} bytes each,"
-            " and they do not fit into a message: raise MAX_MESSAGE_MIB of both services"
-        )
+    who, own = f"a drafter ({reply.info.model})", target.info
+    wanted = spec_from(reply.feedback, reply.info.hidden_size)
+    if wanted is None:
+        dtype = reply.feedback.hidden_dtype
+        raise Unavailable(f"{who} reads hidden states of an unknown dtype, {dtype}")
+    wanted = replace(
+        wanted, probes=reply.probes, probe_tokens=reply.probe_tokens, made_for=reply.made_for
+    )
+    given = FeedbackGiven(
+        name=f"the target ({own.model})",
+        weights_fingerprint=own.weights_fingerprint,
+        hidden_size=own.hidden_size,
+        layers=target.feedback_layers,
+        probe_tokens=target.probe_tokens,
+        max_nodes=own.max_nodes,
+        message_bytes=min(own.max_message_bytes, reply.info.max_message_bytes) - AROUND_BYTES,
+    )
+    if fault := misfit(wanted, given):
+        raise Unavailable(f"{who} {fault}")
 
 
 def _short(info: common_pb2.ModelInfo) -> str:

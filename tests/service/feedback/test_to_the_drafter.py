@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2_grpc
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.drafting.features import Feature, FeatureSpec
 from tandem.engine.asks import Steps
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.speculation.draft import Draft
-from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.feedback import Feedback, FeedbackWanted, HiddenDtype
 from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
@@ -41,7 +41,7 @@ from tests.support.wire.talk import Talk
 PROMPT = [1, 2, 0, 3]
 WIDTH = 16
 # What the first layer reads, and what the head reads, of a target of one layer.
-SPEC = FeatureSpec((2, 0), WIDTH, HiddenDtype.FLOAT32, prompt_tokens=3)
+SPEC = FeedbackWanted((2, 0), WIDTH, HiddenDtype.FLOAT32, prompt_tokens=3)
 
 
 class Listener(Drafter):
@@ -51,17 +51,18 @@ class Listener(Drafter):
         heard: of each draft, the text so far and the states that are known of its end.
     """
 
-    def __init__(self, spec: FeatureSpec = SPEC) -> None:
-        self.wants: FeatureSpec | None = spec
-        self.heard: list[tuple[list[int], Feature | None]] = []
+    def __init__(self, spec: FeedbackWanted = SPEC) -> None:
+        self.feedback = spec
+        self.heard: list[tuple[list[int], Feedback | None]] = []
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         yield from ()
-        known = sequence.features
+        known = sequence.feedback
         parts, feature = known.take(), None
         if parts:
-            assert parts[-1].end == known.end
-            feature = Feature(parts[0].first, np.concatenate([part.states for part in parts]))
+            assert parts[-1].positions[-1] + 1 == known.end
+            positions = range(parts[0].positions[0], known.end)
+            feature = Feedback(0, positions, np.concatenate([part.states for part in parts]))
         self.heard.append((list(sequence.token_ids), feature))
         return Draft.certain([4, 2, 0][:gamma])
 
@@ -72,9 +73,10 @@ class Listener(Drafter):
         for before, feature in self.heard:
             assert before == text[: len(before)]
             assert feature is not None
-            assert (feature.first, feature.end) == (position, len(before) - 1)
-            assert np.allclose(feature.states, states[position : feature.end], atol=1e-4)
-            position = feature.end
+            assert feature.positions == range(position, len(before) - 1)
+            end = len(before) - 1
+            assert np.allclose(feature.states, states[position:end], atol=1e-4)
+            position = end
         assert self.heard
         return position
 
@@ -85,7 +87,7 @@ def listen(patch: pytest.MonkeyPatch, drafter: Drafter) -> None:
     def loaded(settings: DrafterSettings) -> LoadedDrafter:
         own = load(DrafterSettings(method="lookup"))
         info = own.info
-        info.hidden_size = drafter.wants.hidden_size if drafter.wants else 0
+        info.hidden_size = drafter.feedback.hidden_size
         return LoadedDrafter(own.engine, info, (), drafter, "listener", "{}")
 
     patch.setattr(drafter_servicer, "load", loaded)
@@ -135,8 +137,8 @@ async def test_a_drafter_hears_of_each_position_once(
             text = [*PROMPT, *reply.token_ids]
             position = listener.check(text, random_pair[1])
             # Behind the last draft too, though nobody is told of it any more.
-            least = (position - 1) * SPEC.bytes
-            assert least < reply.summary.feedback_bytes <= len(text) * SPEC.bytes
+            least = (position - 1) * SPEC.state_bytes
+            assert least < reply.summary.feedback_bytes <= len(text) * SPEC.state_bytes
 
 
 async def test_another_target_goes_on_where_the_lost_one_was(
@@ -171,7 +173,7 @@ async def test_plain_rounds_bring_none_and_leave_a_gap(
     async with served(random_pair, "0,1,last") as stub:
         plain = (await stub.Complete(asked_for(1, gamma=0))).summary
         # Those of the prompt: a draft may be chosen later.
-        assert plain.feedback_bytes == 3 * SPEC.bytes
+        assert plain.feedback_bytes == 3 * SPEC.state_bytes
     assert not listener.heard
 
 
@@ -180,7 +182,7 @@ async def test_nothing_is_sent_where_nothing_is_wanted(
 ) -> None:
     """The target could give states; this drafter asks for none."""
     listener = Listener()
-    listener.wants = None
+    listener.feedback = FeedbackWanted()
     listen(monkeypatch, listener)
     async with served(random_pair, "0,1,last") as stub:
         assert (await stub.Complete(asked_for(1))).summary.feedback_bytes == 0
@@ -192,7 +194,7 @@ async def test_nothing_is_sent_where_nothing_is_wanted(
     [
         ("none", SPEC, "", "reads hidden states of layer 0, and the target (target) gives none:"),
         ("0", SPEC, "", "reads hidden states of layer 2, and the target (target) gives 0: set the"),
-        ("0,last", FeatureSpec((0,), 48), "", "reads hidden states of 48 numbers, and the target"),
+        ("0,last", FeedbackWanted((0,), 48), "", "reads hidden states of 48 numbers, and the"),
         ("0,last", SPEC, "f" * 64, "made for a target with the weights ffffffffffff, and the"),
     ],
 )
@@ -200,12 +202,11 @@ async def test_a_head_that_does_not_suit_the_target_is_not_used(
     random_pair: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
     feedback: str,
-    wants: FeatureSpec,
+    wants: FeedbackWanted,
     made_for: str,
     sentence: str,
 ) -> None:
-    listener = Listener(wants)
-    listener.made_for = made_for
+    listener = Listener(replace(wants, made_for=made_for))
     listen(monkeypatch, listener)
     with capture_logs() as logs:
         async with served(random_pair, feedback, ready=False):

@@ -19,7 +19,7 @@ import torch
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions
+from tandem.speculation.feedback import Predicted
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS, Verifier
@@ -110,7 +110,7 @@ class Enumeration:
         self.found: dict[Any, Any] = {}
         self.deepest = 0
         self.late = False
-        self.garbled: Callable[[Predictions], Predictions] = lambda told: told
+        self.garbled: Callable[[Predicted], Predicted] = lambda told: told
         self._predicted = extended(7, VOCAB_SIZE, self._known)
         self.room = 0
 
@@ -137,15 +137,15 @@ class Enumeration:
     ) -> None:
         """Tell the drafter what was emitted, the features of positions from `first` on, and what
         the target predicted at a draft."""
-        sequence.predictions = None
-        if draft is not None and self.drafter.predicts is not None:
+        sequence.feedback.predicted = None
+        if draft is not None and self.drafter.feedback.top:
             place = _place_of(draft, emitted[:-1])
             text = tuple(sequence.token_ids)
-            told = predictions_of(self.drafter.predicts, 1, draft, place, text, self._predicted)
-            sequence.predictions = self.garbled(told)
+            told = predictions_of(self.drafter.feedback, draft, place, text, self._predicted)
+            sequence.feedback.predicted = self.garbled(told)
         self.drafter.observe(sequence, emitted)
-        if self.drafter.wants is not None and not (self.late and len(sequence.token_ids) % 2):
-            sequence.features.add(feature_of(sequence.token_ids, first))
+        if self.drafter.feedback.layers and not (self.late and len(sequence.token_ids) % 2):
+            sequence.feedback.add(feature_of(sequence.token_ids, first))
 
     @property
     def outcomes(self) -> list[Outcomes]:

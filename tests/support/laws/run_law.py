@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
-from tandem.engine.answers import Decision, LikeliestRows, Scored
+from tandem.engine.answers import Decision, Scored
 from tandem.engine.asks import (
     Ask,
     Decide,
@@ -25,16 +25,16 @@ from tandem.engine.asks import (
     ReadLogProbs,
     Report,
     Score,
-    StatesWanted,
     ToHost,
     Truncation,
 )
 from tandem.engine.numbers.draws import drafts_of
+from tandem.engine.numbers.feedback import predicted
 from tandem.inference.feed import Feed
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.feedback import Feedback
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
@@ -126,19 +126,24 @@ class RunAnswering(Answering):
         carry = carries[place][token]
         path = draft.path_to(place)
         decision = Decision(draft, place, len(path), token, [], carry)
-        if ask.wanted is not None:
-            text = self._scored[0]
-            emitted = [*text, *(draft.token_ids[step - 1] for step in path), token]
-            decision.states = feature_of(emitted, len(text) - 1).states
-        if ask.predicting is not None:
-            decision.rows = self._likeliest(ask.predicting.top)
+        if (wanted := ask.feedback) is not None:
+            text, told = self._scored[0], Feedback(ask.round)
+            if wanted.columns:
+                emitted = [*text, *(draft.token_ids[step - 1] for step in path), token]
+                states = feature_of(emitted, len(text) - 1).states
+                positions = range(ask.position, ask.position + len(states))
+                told = Feedback(ask.round, positions, states)
+            if wanted.top:
+                rows = predicted(wanted, draft, place, *self._likeliest(wanted.top))
+                told = replace(told, predicted=rows)
+            decision.feedback = told
         return decision
 
-    def _likeliest(self, top: int) -> LikeliestRows:
-        """Behind every row of the pass, those of probes among them."""
+    def _likeliest(self, top: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Behind every row of the pass, those of probes among them: ids and weights."""
         rows = np.stack([self._predicted(text) for text in self._scored]).astype(np.int32)
         ids = np.argsort(-rows, 1, kind="stable")[:, :top].astype(np.int32)
-        return LikeliestRows(ids, None if top == 1 else np.take_along_axis(rows, ids, 1))
+        return ids, None if top == 1 else np.take_along_axis(rows, ids, 1)
 
     def _known(self, text: Text) -> npt.NDArray[np.int64] | None:
         behind = text[len(PROMPT) :]
@@ -206,10 +211,11 @@ class State:
         drafting = None if sequence.drafting is None else key_of(sequence.drafting)
         cache = sequence.caches[0]
         held = cache.length, cache.pool.tokens[: cache.length], cache.branches
-        states = [(each.first, each.states.tolist()) for each in sequence.untold_states]
-        told = sequence.untold_predictions
-        predicted = None if told is None else (told.places, told.ids, told.weights)
-        known = sequence.untold, states, predicted, drafting
+        untold = [
+            (each.positions, None if each.states is None else each.states.tolist(), each.predicted)
+            for each in sequence.untold_feedback
+        ]
+        known = sequence.untold, untold, drafting
         return repr((self.text, *known, held, sequence.carry))
 
 
@@ -281,9 +287,8 @@ class RunLaw:
         depths = ((0.7, 0.4), (0.6, 0.3), (0.5, 0.2))
         scorers = scorers_of(recipe, longest, SEED + 1, zeros=True, depths=depths)
         drafter = recipe.make(scorers, Truncation(1.0, 0))
-        wanted = None
-        if drafter.wants is not None:
-            wanted = StatesWanted((0,), HiddenDtype.BFLOAT16, on_device=True)
+        told = drafter.feedback
+        wanted = told.of(told.layers, on_device=True) if told.told else None
         self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
         self._caches, self._sizes = 1 + len(scorers), sizes
         self._rule = VERIFIERS[rule]
@@ -297,9 +302,8 @@ class RunLaw:
     def _opened(self) -> TargetSequence:
         """A text whose prompt was computed."""
         sequence = TargetSequence(
-            [], Sampling(), self._rule, nodes=NODES, own_wanted=self._own.wanted
+            [], Sampling(), self._rule, nodes=NODES, own_feedback=self._own.feedback
         )
-        sequence.own_predicted = self._own.drafter.predicts
         sequence.end_token_ids, sequence.log_probs = self._ends, self._log_probs
         sequence.shaped = None if self._shaped is None else self._shaped()
         sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM + PROBES) for _ in range(self._caches)]
@@ -307,8 +311,8 @@ class RunLaw:
         sequence.length, sequence.end = len(PROMPT), len(PROMPT) + self._room
         answering = RunAnswering(Chooser(()), self._target, {})
         answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
-        if self._own.wanted is not None:
-            sequence.untold_states = [feature_of(PROMPT, len(PROMPT) - 2)]
+        if self._own.feedback is not None and self._own.feedback.layers:
+            sequence.untold_feedback = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence
 
     def _rounds(self, state: State, size: RunSize) -> Iterator[tuple[State, float]]:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from tandem.drafting.drafter import Recipe
-from tandem.drafting.features import Feature
 from tandem.engine.answers import Reviewed, Scored
 from tandem.engine.asks import (
     Ask,
@@ -35,7 +34,7 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions, PredictionsWanted
+from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 from tests.support.laws.shaping import said_of, shaped_weights
 from tests.support.laws.trees.laws import reviewed, told_of
 
@@ -120,12 +119,12 @@ class Table:
 FEATURE_WIDTH = 24
 
 
-def feature_of(token_ids: Sequence[int], first: int) -> Feature:
+def feature_of(token_ids: Sequence[int], first: int) -> Feedback:
     """Features that are the text so far: of its positions from `first` on, but for the last."""
     states = np.full((len(token_ids) - 1 - first, 1, FEATURE_WIDTH), -1, np.int16)
     for i, state in enumerate(states[:, 0]):
         state[: first + i + 1] = token_ids[: first + i + 1]
-    return Feature(first, states)
+    return Feedback(0, range(first, first + len(states)), states)
 
 
 def text_of(state: npt.NDArray[np.int16]) -> Text:
@@ -422,13 +421,12 @@ Rows = Callable[[tuple[int, ...]], npt.NDArray[np.int64]]
 
 
 def predictions_of(
-    wanted: PredictionsWanted, round_: int, draft: Draft, place: int, text: Sequence[int], row: Rows
-) -> Predictions:
+    wanted: FeedbackWanted, draft: Draft, place: int, text: Sequence[int], row: Rows
+) -> dict[int, Row]:
     """What the target tells of a round.
 
     Args:
         wanted: by the drafter.
-        round_: its number.
         draft: with its probes.
         place: where the round ended.
         text: before the round.
@@ -446,14 +444,14 @@ def predictions_of(
         places = [at for at in range(len(paths)) if at not in twins]
     else:
         places = [0, *draft.path_to(place), *probes.behind(place, count)]
-    ids, weights = [], []
+    found = {}
     for at in places:
         own = row(paths[at])
         order = np.argsort(-own, kind="stable")[: wanted.top]
         order = order[own[order] > 0]
-        ids.append(order.astype(np.uint32))
-        weights.append(own[order].astype(np.uint16))
-    return Predictions(round_, places, ids, None if wanted.top == 1 else weights)
+        weights = np.ones(1) if wanted.top == 1 else own[order]
+        found[at] = Row(order.astype(np.uint32), weights.astype(np.uint16))
+    return found
 
 
 def extended(

@@ -68,7 +68,7 @@ def run(decoder: Decoder, steps: Steps[Any], seen: list[Any] | None = None) -> A
 
 def begun(decoder: Decoder, rule: str = "block", wanted: Any = None) -> TargetSequence:
     sequence = TargetSequence(list(PROMPT), Sampling(seed=3), VERIFIERS[rule], None, NODES)
-    sequence.predicted = wanted
+    sequence.feedback = wanted
     cache = decoder.reserve(64 + NODES, NODES)
     assert cache is not None
     sequence.caches = [cache]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from tandem.drafting.ahead.prepare import Ahead, Came, room_for
 from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
-from tandem.drafting.features import Feature
 from tandem.engine.admission import Admission, AdmissionLimits
 from tandem.engine.answers import Decision
-from tandem.engine.asks import DrawTogether, Score, StatesWanted, Steps, Truncation
+from tandem.engine.asks import DrawTogether, Score, Steps, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
@@ -28,7 +27,7 @@ from tandem.engine.stepper import Stepper
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions
+from tandem.speculation.feedback import Feedback
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
@@ -78,8 +77,8 @@ class TargetEngine(Engine):
         return (await self.open(sequence, steps, capacity))[0]
 
     async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> Decision:
-        feedback = sequence.wanted is not None or sequence.predicted is not None
-        steps = rounds.verify(self.decoder, sequence, round_, draft, feedback)
+        told = sequence.feedback is not None
+        steps = rounds.verify(self.decoder, sequence, round_, draft, told)
         return (await self.run(sequence, steps))[0]
 
 
@@ -116,14 +115,13 @@ class DrafterEngine(Engine):
         news: Sequence[int],
         gamma: int,
         budget: int = 0,
-        features: Sequence[Feature] = (),
-        predictions: Predictions | None = None,
+        feedback: Sequence[Feedback] = (),
     ) -> Draft:
         ahead = self._aheads.get(sequence)
         if ahead is None:
-            steps = self.drafter.go_on(sequence, round_, news, gamma, budget, features, predictions)
+            steps = self.drafter.go_on(sequence, round_, news, gamma, budget, feedback)
             return (await self.run(sequence, steps))[0]
-        made, _ = await self.run(sequence, ahead.go_on(round_, news, gamma, budget, features))
+        made, _ = await self.run(sequence, ahead.go_on(round_, news, gamma, budget, feedback))
         draft = made.draft
         self.came.append(made.came)
         steps_ahead = ahead.prepare(round_, draft, gamma, budget, self.ahead_nodes)
@@ -251,12 +249,10 @@ async def speculate(
 ) -> Text:
     """The orchestrator's loop in this process; without a drafter each round has gamma 0."""
     sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
-    if drafter is not None and drafter.drafter.wants is not None:
-        sequence.wanted = StatesWanted((0,), drafter.drafter.wants.dtype)
-        sequence.prompt_states = 1
     probes = 0
-    if drafter is not None:
-        sequence.predicted, probes = drafter.drafter.predicts, drafter.drafter.probes
+    if drafter is not None and (wanted := drafter.drafter.feedback).told:
+        sequence.feedback = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
+        probes = wanted.probes
     sequence.nodes = probes and probes + max(gamma, budget)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
     capacity = len(prompt) + max_new_tokens + max(gamma, budget) + probes
@@ -267,22 +263,17 @@ async def speculate(
         if drafter is not None:
             await drafter.begin(guess, capacity)
         news = text.token_ids = [opened.next_token]
-        states, first = opened.states, len(prompt) - 1
-        predictions = None
+        feedback = opened.feedback
         while (left := max_new_tokens - len(text.token_ids)) > 0:
             text.rounds += 1
             draft = Draft.certain(())
             if drafter is not None:
                 depth = min(gamma, left)
-                features = [] if states is None else [Feature(first, states)]
-                draft = await drafter.draft(
-                    guess, text.rounds, news, depth, budget, features, predictions
-                )
-            first = sequence.length - 1
+                told = [] if feedback is None else [feedback]
+                draft = await drafter.draft(guess, text.rounds, news, depth, budget, told)
             verdict = await target.verify(sequence, text.rounds, draft)
             kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
-            news, states = [*kept, verdict.next_token], verdict.states
-            predictions = verdict.predictions
+            news, feedback = [*kept, verdict.next_token], verdict.feedback
             text.token_ids = text.token_ids + news
             text.drafted += len(draft)
             text.accepted += verdict.num_accepted

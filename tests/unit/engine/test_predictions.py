@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 
 from tandem.engine.answers import Scored
-from tandem.engine.asks import Decide, Predicting
-from tandem.engine.numbers.predictions import on_host, predict
+from tandem.engine.asks import Decide
+from tandem.engine.numbers.feedback import feedback_of, predicted
+from tandem.speculation.draft import Draft
+from tandem.speculation.feedback import FeedbackWanted
+from tandem.speculation.probes import Probes
 
 
 def ask_of(scored: Scored | None, top: int) -> Decide:
-    predicting = None if scored is None else Predicting(scored, top)
-    return cast("Decide", SimpleNamespace(predicting=predicting))
+    """Of the last token, and of probes behind it in the pass."""
+    wanted = None if scored is None else FeedbackWanted(top=top, everywhere=True)
+    probes = 0 if scored is None else scored.count - 1
+    draft = replace(Draft.certain(()), probes=Probes((0,) * probes, (0,) * probes))
+    alone = scored and replace(scored, count=1)
+    ask = SimpleNamespace(draft=draft, feedback=wanted, scored=alone, round=1, position=0)
+    return cast("Decide", ask)
 
 
 @pytest.mark.parametrize("top", [1, 3])
@@ -25,15 +34,18 @@ def test_each_text_has_those_of_its_own_rows(top: int) -> None:
     places = [(0, 5, 2), (0, 0, 3), (1, 1, 4), (0, 8, 1)]
     scored = [Scored(passes[number], first, count) for number, first, count in places]
     asks = [ask_of(own, top) for own in scored]
-    found = predict([ask_of(None, top), *asks])
+    found = feedback_of([ask_of(None, top), *asks])
     assert len(found) == len(asks)
     for ask, own in zip(asks, scored, strict=True):
         told = found[id(ask)]
-        weights: Any = None if told.weights is None else told.weights.numpy()
-        rows = on_host(told, told.ids.numpy(), weights)
+        assert told.ids is not None
+        assert isinstance(ask.draft, Draft)
+        ids = told.ids.numpy()[told.first :]
+        weights = None if told.weights is None else told.weights.numpy()[told.first :]
+        rows = predicted(told.wanted, ask.draft, 0, ids, weights)
         expected = own.logits[own.first : own.first + own.count].topk(top)
-        assert rows.ids.tolist() == expected.indices.tolist()
+        assert [row.ids.tolist() for row in rows.values()] == expected.indices.tolist()
         if top > 1:
             shares = (expected.values - expected.values[:, :1]).exp() * 65535
-            assert rows.weights is not None
-            assert rows.weights.tolist() == shares.round().int().tolist()
+            kept = [row.weights.tolist() for row in rows.values()]
+            assert kept == shares.round().int().tolist()

@@ -56,8 +56,8 @@ def test_another_vocabulary_is_refused(
 @pytest.mark.parametrize(
     ("feedback", "own", "sentence"),
     [
-        ("none", {}, "that target does not give: set TANDEM_TARGET_FEEDBACK=last"),
-        ("0", {}, "that target does not give: set TANDEM_TARGET_FEEDBACK=last"),
+        ("none", {}, "and target gives none: set the target's FEEDBACK to last"),
+        ("0", {}, "and target gives 0: set the target's FEEDBACK to last"),
         ("last", {"made_for": "ab" * 32}, "made for a target with the weights abababababab, and"),
     ],
 )
@@ -85,7 +85,8 @@ def test_a_head_of_the_target_drafts_in_it(
     head = save_random_head(tmp_path / "head", "eagle", random_pair[1])
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(head))
     found = loaded(random_pair, drafts="eagle", feedback="0,last")
-    assert (found.drafts.wanted.layers, found.drafts.wanted.on_device) == ((1,), True)
+    told = found.drafts.feedback
+    assert (told.columns, told.on_device) == ((1,), True)
     assert found.drafts.info.drafter == "eagle"
     assert found.info.cache_tokens > 0
 

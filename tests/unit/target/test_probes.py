@@ -15,7 +15,7 @@ from tandem.errors import InvalidRequest
 from tandem.inference.decoder import Decoder
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import PredictionsWanted
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.probes import NO_PROBES, Probes
 from target_svc.round import verify
 from tests.support.models.architectures import LLAMA, VOCAB_SIZE, build
@@ -33,7 +33,7 @@ from tests.support.models.probes import (
 )
 
 
-def told_of(decoder: Decoder, draft: Draft, wanted: PredictionsWanted) -> Decision:
+def told_of(decoder: Decoder, draft: Draft, wanted: FeedbackWanted) -> Decision:
     sequence = begun(decoder, wanted=wanted)
     decision: Decision = run(decoder, verify(decoder, sequence, 1, draft, feedback=True))
     decoder.release(sequence.caches[0])
@@ -53,27 +53,29 @@ def test_predictions_are_the_models_own_behind_each_path(kind: str) -> None:
     expected = [plain_logits(model, [[*text, *way]])[0][-1] for way in ways]
     twins = [node for node, home in enumerate(draft.homes(), 1) if home != node]
 
-    told = told_of(decoder, draft, PredictionsWanted(5, everywhere=True)).predictions
+    told = told_of(decoder, draft, FeedbackWanted(top=5, everywhere=True)).feedback
     assert told is not None
-    assert list(told.places) == [place for place in range(len(ways)) if place not in twins]
-    assert told.weights is not None
-    for place, ids, weights in zip(told.places, told.ids, told.weights, strict=True):
+    assert told.predicted is not None
+    assert list(told.predicted) == [place for place in range(len(ways)) if place not in twins]
+    for place, (ids, weights) in told.predicted.items():
         values, likeliest = expected[place].topk(5)
         shares = ((values - values[0]).exp() * 65535).round()
         kept = shares > 0
         assert ids.tolist() == likeliest[kept].tolist()
         assert np.abs(weights - shares[kept].numpy()).max() < 65535 * TOLERANCE
 
-    top = told_of(decoder, draft, PredictionsWanted(1, everywhere=True)).predictions
+    top = told_of(decoder, draft, FeedbackWanted(top=1, everywhere=True)).feedback
     assert top is not None
-    assert top.weights is None
-    assert top.likeliest() == {place: int(expected[place].argmax()) for place in told.places}
+    assert top.predicted is not None
+    of_top = {place: row.ids.tolist() for place, row in top.predicted.items()}
+    assert of_top == {place: [int(expected[place].argmax())] for place in told.predicted}
 
-    decision = told_of(decoder, draft, PredictionsWanted(5))
-    kept_of = decision.predictions
+    decision = told_of(decoder, draft, FeedbackWanted(top=5))
+    assert decision.feedback is not None
+    kept_of = decision.feedback.predicted
     assert kept_of is not None
     behind = draft.probes.behind(decision.place, len(draft))
-    assert list(kept_of.places) == [0, *draft.path_to(decision.place), *behind]
+    assert list(kept_of) == [0, *draft.path_to(decision.place), *behind]
 
 
 class Operators(TorchDispatchMode):
@@ -88,7 +90,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operators(decoder: Decoder, wanted: PredictionsWanted | None, *, feedback: bool) -> int:
+def operators(decoder: Decoder, wanted: FeedbackWanted | None, *, feedback: bool) -> int:
     sequence = begun(decoder, wanted=wanted)
     counted = Operators()
     with counted:
@@ -103,7 +105,7 @@ def test_nothing_asked_for_is_nothing_computed() -> None:
     operators(decoder, None, feedback=False)  # what is made once
     plain = operators(decoder, None, feedback=False)
     assert operators(decoder, None, feedback=True) == plain
-    wanted = PredictionsWanted(4)
+    wanted = FeedbackWanted(top=4)
     assert operators(decoder, wanted, feedback=False) == plain
     assert plain < operators(decoder, wanted, feedback=True) <= plain + 12
 

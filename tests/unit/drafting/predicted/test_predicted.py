@@ -14,7 +14,7 @@ from tandem.drafting.predicted.lookahead import LookaheadDrafter, LookaheadRecip
 from tandem.drafting.predicted.masks import MasksDrafter
 from tandem.engine.asks import DrawFrom, Steps, Truncation
 from tandem.speculation.draft import Draft
-from tandem.speculation.predictions import Predictions, PredictionsWanted
+from tandem.speculation.feedback import FeedbackWanted, Predicted, Row
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration
@@ -39,8 +39,9 @@ def drafted(drafter: Drafter, sequence: DraftSequence, gamma: int = 4, budget: i
     return draft
 
 
-def told(places: Sequence[int], ids: Sequence[int]) -> Predictions:
-    return Predictions(1, list(places), [np.array([token], np.uint32) for token in ids])
+def told(places: Sequence[int], ids: Sequence[int]) -> Predicted:
+    rows = [Row(np.array([token], np.uint32), np.ones(1, np.uint16)) for token in ids]
+    return dict(zip(places, rows, strict=True))
 
 
 def test_jacobi_goes_on_with_the_predictions_behind_the_place_where_it_ended() -> None:
@@ -48,11 +49,11 @@ def test_jacobi_goes_on_with_the_predictions_behind_the_place_where_it_ended() -
     sequence = begun(drafter, 1, 2, 3)
     assert drafted(drafter, sequence).token_ids == [3, 3, 3, 3]
     # The first token was kept and the second was wrong: its prediction is at place 2.
-    sequence.predictions = told(range(5), [3, 11, 12, 13, 14])
+    sequence.feedback.predicted = told(range(5), [3, 11, 12, 13, 14])
     drafter.observe(sequence, [3, 11])
     assert drafted(drafter, sequence).token_ids == [12, 13, 14, 14]
     drafter.observe(sequence, [5, 6])  # without predictions: a round of another drafter's
-    sequence.predictions = None
+    sequence.feedback.predicted = None
     drafter.observe(sequence, [7])
     assert drafted(drafter, sequence).token_ids == [7, 7, 7, 7]
 
@@ -60,7 +61,7 @@ def test_jacobi_goes_on_with_the_predictions_behind_the_place_where_it_ended() -
 def test_jacobi_drafts_no_more_than_is_asked_for() -> None:
     drafter = JacobiDrafter()
     sequence = begun(drafter, 1, 2)
-    sequence.predictions = told(range(5), [1, 2, 3, 4, 5])
+    sequence.feedback.predicted = told(range(5), [1, 2, 3, 4, 5])
     drafter.observe(sequence, [9])
     assert drafted(drafter, sequence, gamma=2).token_ids == [2, 3]
 
@@ -72,13 +73,13 @@ def test_a_lookahead_window_grows_and_makes_n_grams() -> None:
     assert first.token_ids == []  # 4 begins no n-gram of the text
     assert first.probes.token_ids == (1, 3)  # spread over the text
     assert first.probes.parents == (0, 1)
-    sequence.predictions = told([0, 1, 2], [5, 6, 7])
+    sequence.feedback.predicted = told([0, 1, 2], [5, 6, 7])
     drafter.observe(sequence, [5])
     second = drafted(drafter, sequence)
     # The second row hangs under the first, column by column.
     assert second.probes.token_ids == (1, 3, 6, 7)
     assert second.probes.parents == (0, 1, 1, 2)
-    sequence.predictions = told([0, 1, 2, 3, 4], [3, 0, 0, 8, 9])
+    sequence.feedback.predicted = told([0, 1, 2, 3, 4], [3, 0, 0, 8, 9])
     drafter.observe(sequence, [3])
     third = drafted(drafter, sequence)
     # 3 began 3 4 5 in the text, and the window's column 3 7 9 came last.
@@ -93,14 +94,14 @@ def test_a_window_whose_predictions_did_not_come_stays_as_it_is() -> None:
     sequence = begun(drafter, 1, 2, 3, 4)
     before = drafted(drafter, sequence).probes
     for predictions in (None, told([0, 1], [5, 6])):
-        sequence.predictions = predictions
+        sequence.feedback.predicted = predictions
         drafter.observe(sequence, [5])
         assert drafted(drafter, sequence).probes == before
 
 
 def test_without_a_window_nothing_is_asked_for() -> None:
     drafter = LookaheadDrafter(window=0, ngram=3, candidates=2)
-    assert (drafter.predicts, drafter.probes) == (None, 0)
+    assert drafter.feedback == FeedbackWanted()
     draft = drafted(drafter, begun(drafter, 4, 5, 6, 1, 4))
     assert (draft.token_ids, len(draft.probes)) == ([5, 6], 0)
 
@@ -116,11 +117,9 @@ def test_masks_hang_at_each_place_and_are_drawn_from_where_the_round_ended() -> 
     first = drafted(drafter, sequence)
     assert (first.token_ids, first.probes.token_ids) == ([], (VOCAB_SIZE, VOCAB_SIZE + 1))
     assert first.probes.parents == (0, 1)
-    row = np.array([3, 4], np.uint32), np.array([65535, 60000], np.uint16)
-    other = np.array([5], np.uint32), np.array([65535], np.uint16)
-    sequence.predictions = Predictions(
-        1, [0, 1, 2], [row[0], row[0], other[0]], [row[1], row[1], other[1]]
-    )
+    row = Row(np.array([3, 4], np.uint32), np.array([65535, 60000], np.uint16))
+    other = Row(np.array([5], np.uint32), np.array([65535], np.uint16))
+    sequence.feedback.predicted = {0: row, 1: row, 2: other}
     drafter.observe(sequence, [9])
     steps = drafter.draft(sequence, 2, 4, 64)
     ask = next(steps)
@@ -133,11 +132,9 @@ def test_masks_hang_at_each_place_and_are_drawn_from_where_the_round_ended() -> 
     assert draft.token_ids == [4, 5]
     assert draft.probes.token_ids == (100, 101) * 3
     assert draft.probes.parents == (0, 3, 1, 5, 2, 7)
-    assert len(draft.probes) == drafter.probes
+    assert len(draft.probes) == drafter.feedback.probes
     # What comes of a round that ended at place 1: the groups' places are 3..8.
-    sequence.predictions = Predictions(
-        2, [0, 1, 5, 6], [row[0]] * 3 + [other[0]], [row[1]] * 3 + [other[1]]
-    )
+    sequence.feedback.predicted = {0: row, 1: row, 5: row, 6: other}
     drafter.observe(sequence, [4, 8])
     assert [own.ids.tolist() for own in sequence.state] == [[3, 4], [5]]
 
@@ -147,21 +144,18 @@ class FromAnotherGroup(MasksDrafter):
 
     def __init__(self, count: int, top: int, truncation: Truncation) -> None:
         super().__init__(count, top, truncation)
-        self.predicts = PredictionsWanted(top, everywhere=True)
+        self.feedback = replace(self.feedback, everywhere=True)
         self._size = count
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
-        told, candidates = sequence.predictions, sequence.state or 0
-        if told is not None:
-            rows = told.rows()
+        rows, candidates = sequence.feedback.predicted, sequence.state or 0
+        if rows is not None:
             firsts = [candidates + 1 + place * self._size for place in (len(emitted) - 1, 0)]
             own, self.other = (
                 [rows[first + number] for number in range(self._size)] for first in firsts
             )
             kept = range(candidates + 1, candidates + 1 + self._size)
-            sequence.predictions = Predictions(
-                1, kept, [row.ids for row in own], [row.weights for row in own]
-            )
+            sequence.feedback.predicted = dict(zip(kept, own, strict=True))
         super().observe(sequence, emitted)
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
@@ -204,8 +198,8 @@ def test_a_mutant_of_masks_is_caught(kind: type[MasksDrafter], rule: str) -> Non
 def test_any_predictions_at_all_leave_the_law_as_it_is(drafter: Drafter) -> None:
     """A target that tells nonsense costs acceptance, and nothing else."""
 
-    def nonsense(own: Predictions) -> Predictions:
-        return Predictions(own.round, own.places, own.ids[::-1], own.weights and own.weights[::-1])
+    def nonsense(own: Predicted) -> Predicted:
+        return dict(zip(own, list(own.values())[::-1], strict=True))
 
     enumeration = enumerated(drafter)
     enumeration.garbled = nonsense

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,8 @@ from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence
-from tandem.drafting.features import Feature
 from tandem.engine import stepper as steppers
-from tandem.engine.asks import StatesWanted, Take, Truncation
+from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
@@ -40,7 +39,7 @@ from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
-from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.feedback import Feedback, FeedbackWanted
 from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
@@ -236,8 +235,8 @@ def draft_inside(
     target, small = decoders
     method = built_in(recipe, RecipeSettings()).make([small], Truncation(0.99, 16))
     wanted = None
-    if method.wants is not None:
-        wanted = StatesWanted((0,), method.wants.dtype, on_device=True)
+    if method.feedback.told:
+        wanted = replace(method.feedback, prompt_tokens=1, columns=(0,), on_device=True)
     own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
     nodes = 6 if method.largest_tree else 0
     sequences = [
@@ -247,8 +246,7 @@ def draft_inside(
             VERIFIERS[rule],
             nodes=nodes,
             end=60,
-            prompt_states=1 if wanted else 0,
-            own_wanted=wanted,
+            own_feedback=wanted,
         )
         for i, sampling in enumerate(samplings)
     ]
@@ -260,8 +258,9 @@ def draft_inside(
     for sequence in sequences:
         sequence.untold = [1] * sequence.length
         # Of a verdict whose numbers are no real ones.
-        told = sequence.untold_states
-        sequence.untold_states = [Feature(sequence.length - 2, one.states[:1]) for one in told]
+        at = range(sequence.length - 2, sequence.length - 1)
+        told = sequence.untold_feedback
+        sequence.untold_feedback = [Feedback(0, at, one.states[:1]) for one in told]
 
     def begin(sequence: TargetSequence) -> Any:
         credit = Credit(0)
@@ -282,14 +281,13 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     """Open and verify drafts of given lengths; with hidden states if the decoder gives any."""
     stepper = Stepper(decoder.device)
     layers = tuple(range(len(decoder.of_layers)))
-    wanted = StatesWanted(layers, HiddenDtype.BFLOAT16) if layers else None
+    wanted = FeedbackWanted(layers, prompt_tokens=2, columns=layers) if layers else None
     sequences = [
         TargetSequence(
             [1] * (2 + i),
             sampling,
             VERIFIERS[rule],
-            wanted=wanted,
-            prompt_states=2 if layers else 0,
+            feedback=wanted,
         )
         for i, sampling in enumerate(samplings)
     ]
@@ -307,4 +305,4 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     for decision in decided:
         assert decision.num_accepted == 1
         if layers:
-            assert decision.states.shape == (2, len(layers), decoder.hidden_size)
+            assert decision.feedback.states.shape == (2, len(layers), decoder.hidden_size)
