@@ -57,24 +57,23 @@ class OwnDrafts:
         Raises:
             EngineFailure: a distribution of either model was not finite.
         """
-        news = sequence.untold
-        assert news is not None  # it is kept where there is a drafter
-        sequence.untold = []
-        feedback, sequence.untold_feedback = sequence.untold_feedback, []
-        own = sequence.drafting
-        if own is None:
+        own, request = sequence.own, sequence.request
+        assert own is not None  # it is kept where there is a drafter
+        news, feedback = own.take()
+        drafting = own.sequence
+        if drafting is None:
             text, news = news[:-1], news[-1:]
-            own = DraftSequence(text, sequence.sampling, self.vocab_size, sequence.nodes)
-            own.caches, own.shaped = sequence.caches[1:], sequence.shaped
-            sequence.drafting = own
-            yield from self.drafter.open(own)
-        method = self.drafter.go_on(own, round_, news, gamma, nodes, feedback)
+            drafting = DraftSequence(text, request.sampling, self.vocab_size, request.nodes)
+            drafting.caches, drafting.shaped = sequence.caches[1:], sequence.shaped
+            own.sequence = drafting
+            yield from self.drafter.open(drafting)
+        method = self.drafter.go_on(drafting, round_, news, gamma, nodes, feedback)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
-        decision = yield from verify(scorer, sequence, round_, drafted, own_feedback=True)
+        decision = yield from verify(scorer, sequence, round_, drafted, own.wanted)
         if drafted is not decision.draft:
             _end(method, decision.draft)
-        if sequence.rule.fixed_gamma and len(decision.draft) < gamma:
+        if request.rule.fixed_gamma and len(decision.draft) < gamma:
             # It ends before a row that was not finite, and the rule is exact at full length alone.
             raise not_finite("drafter")
         return decision, times

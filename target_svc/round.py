@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tandem.drafting.drafter import DraftSequence
 from tandem.engine.answers import Decision, DeviceVerdict, Scored
 from tandem.engine.asks import (
     Decide,
@@ -22,19 +21,40 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.feedback import Feedback, FeedbackWanted
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.probes import NO_PROBES
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import Verifier
+from target_svc.own_drafting import OwnDrafting
 
-# Rounds without a draft whose hidden states are kept for the next one: of more the oldest are
-# forgotten, and a head begins anew behind them.
-_MOST_UNTOLD = 64
 # Tokens of a prompt whose log probabilities are read at once: others wait for such a pass, and each
 # has a row as wide as the vocabulary.
 _PIECE = 32
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """What a text asks of its target, from its beginning to its end.
+
+    Attributes:
+        sampling: its seed keys the draws.
+        rule: that decides drafts.
+        nodes: the most that a draft may have; 0 where all are chains.
+        end: tokens that the text may grow to.
+        end_token_ids: that end a run.
+        feedback: that its drafter wants; None for none.
+        log_probs: that come with its tokens; None for none.
+    """
+
+    sampling: Sampling
+    rule: Verifier[Any]
+    nodes: int = 0
+    end: int = 0
+    end_token_ids: frozenset[int] = frozenset()
+    feedback: FeedbackWanted | None = None
+    log_probs: LogProbsWanted | None = None
 
 
 @dataclass(eq=False)
@@ -43,44 +63,25 @@ class TargetSequence:
 
     Attributes:
         token_ids: of the prompt, until they are computed.
-        sampling: the request's parameters; its seed keys the draws.
-        rule: its verifier.
+        request: what is asked of it.
         carry: the verifier's state between rounds.
-        nodes: the most that a draft may have; 0 where all are chains.
-        end: tokens that it may grow to.
-        end_token_ids: that end a run.
+        own: the text as the target's own drafter has it; None where it has no drafter.
         caches: its extent of the KV pool, which holds all tokens but the last; then those of the
             drafter's pools.
+        shaped: what its request does to the logits, at the text's end; None for nothing.
+        prompt_log_probs: of the prompt's tokens but for the first, once they are computed.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
-        feedback: that its drafter wants; None for none.
-        own_feedback: the same of the target's own drafter.
-        untold: tokens that the target's own drafter has not been told of, the prompt's among them;
-            None where it has no drafter.
-        untold_feedback: that it wants and has not been told of.
-        drafting: the sequence as that drafter sees it, from its first draft on.
-        shaped: what its request does to the logits, at the text's end; None for nothing.
-        log_probs: that come with its tokens; None for none.
-        prompt_log_probs: of the prompt's tokens but for the first, once they are computed.
         accepting: numbers that decide about drafted tokens.
         following: numbers that draw what follows the kept ones.
     """
 
     token_ids: list[int]
-    sampling: Sampling
-    rule: Verifier[Any]
+    request: TargetRequest
     carry: Any = None
-    nodes: int = 0
-    end: int = 0
-    end_token_ids: frozenset[int] = frozenset()
-    feedback: FeedbackWanted | None = None
-    own_feedback: FeedbackWanted | None = None
-    untold: list[int] | None = None
-    untold_feedback: list[Feedback] = field(default_factory=list)
+    own: OwnDrafting | None = None
     caches: list[Any] = field(default_factory=list)
-    drafting: DraftSequence | None = None
     shaped: ShapedText | None = None
-    log_probs: LogProbsWanted | None = None
     prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
     last_token: int = -1
     length: int = 0
@@ -88,8 +89,14 @@ class TargetSequence:
     following: Foreseen = field(init=False)
 
     def __post_init__(self) -> None:
-        self.accepting = Foreseen(self.sampling.seed, Purpose.ACCEPT, uniforms)
-        self.following = Foreseen(self.sampling.seed, Purpose.RESIDUAL, uniforms)
+        seed = self.request.sampling.seed
+        self.accepting = Foreseen(seed, Purpose.ACCEPT, uniforms)
+        self.following = Foreseen(seed, Purpose.RESIDUAL, uniforms)
+
+    @property
+    def nodes(self) -> int:
+        """As the request says."""
+        return self.request.nodes
 
 
 def cache_of(sequence: TargetSequence) -> SequenceCache:
@@ -104,8 +111,6 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     With a carry no token is drawn: the rule needs a draft at the next position.
     """
     prompt, cache = sequence.token_ids, cache_of(sequence)
-    if sequence.untold is not None:
-        sequence.untold = list(prompt)
     if sequence.carry is not None:
         *before, sequence.last_token = prompt
         sequence.length, sequence.token_ids = len(prompt), []
@@ -115,8 +120,9 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     wanted = _told_of_prompt(sequence)
     states = 0 if wanted is None else min(wanted.prompt_tokens, len(prompt))
     rest = prompt
-    if sequence.log_probs is not None and sequence.log_probs.prompt:
-        yield from _read_prompt(scorer, sequence, sequence.log_probs)
+    log_probs = sequence.request.log_probs
+    if log_probs is not None and log_probs.prompt:
+        yield from _read_prompt(scorer, sequence, log_probs)
         rest, states = prompt[-1:], min(states, 1)
     elif not states:
         rest = prompt[cache.adopt(prompt) :]
@@ -126,13 +132,15 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
     told = wanted if states else None
     decision = yield from _decide(sequence, round_, none, scored, told, shaped)
-    _keep_untold(sequence, wanted, decision)
+    if sequence.own is not None:
+        sequence.own.note(decision, told)
     return decision
 
 
 def _told_of_prompt(sequence: TargetSequence) -> FeedbackWanted | None:
     """Hidden states of the prompt: the drafter's, or else those of the target's own."""
-    for wanted in (sequence.feedback, sequence.own_feedback):
+    own = None if sequence.own is None else sequence.own.wanted
+    for wanted in (sequence.request.feedback, own):
         if wanted is not None and wanted.columns:
             return wanted.at_open
     return None
@@ -155,8 +163,7 @@ def verify(
     sequence: TargetSequence,
     round_: int,
     draft: Draft | Sequence[Drawn],
-    feedback: bool = False,
-    own_feedback: bool = False,
+    wanted: FeedbackWanted | None = None,
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
@@ -169,8 +176,7 @@ def verify(
         round_: keys the numbers.
         draft: on the host; or a chain on the scorer's device, which comes to the host with the
             verdict.
-        feedback: the verdict brings what the sequence's drafter wants to know.
-        own_feedback: what the target's own drafter wants to know is kept for it.
+        wanted: feedback that the verdict brings; None for none.
     """
     parents: list[int] | None = None
     tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
@@ -188,7 +194,6 @@ def verify(
     if probes and isinstance(draft, Draft):
         parents = [*(range(rows - 1) if parents is None else parents), *_hung(draft, rows)]
         fed += probes.token_ids
-    wanted = sequence.feedback if feedback else sequence.own_feedback if own_feedback else None
     states = len(fed) if wanted is not None and wanted.columns else 0
     feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
     everything: Scored = yield Score(scorer, feed)
@@ -197,7 +202,8 @@ def verify(
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
     decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped)
-    _keep_untold(sequence, wanted, decision, own=own_feedback)
+    if sequence.own is not None:
+        sequence.own.note(decision, wanted)
     return decision
 
 
@@ -215,36 +221,6 @@ def _hung(draft: Draft, rows: int) -> list[int]:
     ]
 
 
-def _keep_untold(
-    sequence: TargetSequence,
-    wanted: FeedbackWanted | None,
-    decision: Decision,
-    *,
-    own: bool = False,
-) -> None:
-    """Keep what a verdict tells for the target's own drafter, as far as it wants that.
-
-    Args:
-        sequence: behind the verdict.
-        wanted: what the verdict tells.
-        decision: the verdict.
-        own: it tells what the target's own drafter wants, predictions too.
-    """
-    untold, told, asked = sequence.untold_feedback, decision.feedback, sequence.own_feedback
-    if untold and untold[-1].predicted is not None:  # of a round before: they are of no use now
-        *untold, last = untold
-        untold += [replace(last, predicted=None)] if last.states is not None else []
-        sequence.untold_feedback = untold
-    if wanted is None or asked is None or told is None:
-        return
-    if (wanted.columns, wanted.dtype) != (asked.columns, asked.dtype):
-        return
-    if not own:
-        told = replace(told, predicted=None)
-    if told.states is not None or told.predicted is not None:
-        sequence.untold_feedback = [*untold[1 - _MOST_UNTOLD :], told]
-
-
 def _decide(
     sequence: TargetSequence,
     round_: int,
@@ -254,11 +230,12 @@ def _decide(
     shaped: ShapedRows | None,
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
+    request = sequence.request
     decided: DeviceVerdict = yield Decide(
-        rule=sequence.rule,
+        rule=request.rule,
         draft=drafted,
         scored=scored,
-        sampling=sequence.sampling,
+        sampling=request.sampling,
         carry=sequence.carry,
         accepting=sequence.accepting,
         following=sequence.following,
@@ -270,10 +247,8 @@ def _decide(
     decision: Decision = yield ToHost(decided)
     if shaped is not None:
         decision = _up_to_dead_end(decision, shaped)
-    if sequence.log_probs is not None and decision.emitted:
-        decision.log_probs = yield _log_probs(
-            sequence, sequence.log_probs, scored, decision, shaped
-        )
+    if request.log_probs is not None and decision.emitted:
+        decision.log_probs = yield _log_probs(request, scored, decision, shaped)
     draft, cache = decision.draft, cache_of(sequence)
     if draft.parents is None and not draft.probes:
         cache.rollback(sequence.length + decision.num_accepted)
@@ -283,21 +258,17 @@ def _decide(
     sequence.length += decision.num_accepted + (not decision.dead_end)
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry
-    if sequence.untold is not None:
-        sequence.untold += decision.emitted
     if sequence.shaped is not None:
         sequence.shaped.extend(decision.emitted)
     return decision
 
 
 def _log_probs(
-    sequence: TargetSequence,
-    wanted: LogProbsWanted,
-    scored: Scored,
-    decision: Decision,
-    shaped: ShapedRows | None,
+    request: TargetRequest, scored: Scored, decision: Decision, shaped: ShapedRows | None
 ) -> ReadLogProbs:
     """Asks for those of the emitted tokens: each at the place that it follows."""
+    wanted = request.log_probs
+    assert wanted is not None
     draft, emitted = decision.draft, decision.emitted
     rows = draft.row_of_places()
     places = [0, *draft.path_to(decision.place)][: len(emitted)]
@@ -305,7 +276,7 @@ def _log_probs(
     if not wanted.processed:
         return ReadLogProbs(scored, of, emitted, wanted.top)
     own = None if shaped is None else shaped.at(of)
-    return ReadLogProbs(scored, of, emitted, wanted.top, sequence.sampling, own)
+    return ReadLogProbs(scored, of, emitted, wanted.top, request.sampling, own)
 
 
 def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:

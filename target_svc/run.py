@@ -87,7 +87,7 @@ def run(
         credit: for them.
         drafts: makes the drafts of rounds that are granted any.
     """
-    ended = False
+    request, ended = sequence.request, False
     while credit.left and not ended:
         round_, size = credit.take()
         draft_times = None
@@ -97,13 +97,10 @@ def run(
                 scorer, sequence, round_, gamma, size.nodes
             )
         else:
-            # A text that was drafted, and will be again, leaves no gap in its hidden states.
-            told = sequence.drafting is not None
-            decision = yield from verify(
-                scorer, sequence, round_, Draft.certain(()), own_feedback=told
-            )
-        ended = sequence.length >= sequence.end or decision.dead_end
-        ended = ended or not sequence.end_token_ids.isdisjoint(decision.emitted)
+            wanted = None if sequence.own is None else sequence.own.wanted_now
+            decision = yield from verify(scorer, sequence, round_, Draft.certain(()), wanted)
+        ended = sequence.length >= request.end or decision.dead_end
+        ended = ended or not request.end_token_ids.isdisjoint(decision.emitted)
         last = ended or not credit.left
         yield Report(RunRound(round_, draft_times, decision, sequence.length, last, ended))
 
@@ -113,5 +110,5 @@ def _fitting(sequence: TargetSequence, gamma: int) -> int:
 
     A rule with a fixed gamma needs all that is left; for others the last token is the target's.
     """
-    left = sequence.end - sequence.length
-    return min(gamma, left if sequence.rule.fixed_gamma else left - 1)
+    left = sequence.request.end - sequence.length
+    return min(gamma, left if sequence.request.rule.fixed_gamma else left - 1)

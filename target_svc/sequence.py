@@ -25,7 +25,8 @@ from target_svc.messages import (
     carry_to,
     rule_from,
 )
-from target_svc.round import TargetSequence
+from target_svc.own_drafting import OwnDrafting
+from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 
 
@@ -80,10 +81,10 @@ class VerifiedSequence(
         self._accept(request)
         sequence = self._sequence = self._sequence_from(request)
         sequence.shaped = await shaped_behind(
-            request, sequence.sampling.shaping, self._vocab_size, self._grammars
+            request, sequence.request.sampling.shaping, self._vocab_size, self._grammars
         )
         self._gamma = request.gamma
-        self._end = sequence.end
+        self._end = sequence.request.end
         prompt_tokens = len(sequence.token_ids)
         steps = rounds.open_(self._scorer, sequence, request.first_round)
         decision, times = await self._engine.open(
@@ -104,7 +105,8 @@ class VerifiedSequence(
         )
         sequence.prompt_log_probs = []
         told = None if decision is None else decision.feedback
-        if told is not None and sequence.feedback is not None and sequence.feedback.columns:
+        wanted = sequence.request.feedback
+        if told is not None and wanted is not None and wanted.columns:
             opened.feedback.CopyFrom(feedback_to(told, weighted=False))
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
@@ -142,19 +144,18 @@ class VerifiedSequence(
             prompt_tokens=len(token_ids),
             places=1 + (request.max_nodes or self._max_gamma),
         )
-        return TargetSequence(
-            token_ids=token_ids,
+        asked = TargetRequest(
             sampling=sampling,
             rule=rule,
-            carry=carry,
             nodes=request.max_nodes,
             end=len(token_ids) + request.max_new_tokens,
             end_token_ids=frozenset(request.end_token_ids),
             feedback=wanted_from(request.feedback, room),
-            untold=None if self._drafts is None else [],
-            own_feedback=None if self._drafts is None else self._drafts.feedback,
             log_probs=self._log_probs_from(request, len(token_ids)),
         )
+        drafts = self._drafts
+        own = None if drafts is None else OwnDrafting(list(token_ids), drafts.feedback)
+        return TargetSequence(token_ids, asked, carry, own)
 
     def _log_probs_from(
         self, request: target_pb2.OpenSequence, tokens: int
@@ -183,26 +184,27 @@ class VerifiedSequence(
             await self._run(message.run, traced)
             return None
         request, sequence = message.verify, self._sequence
+        asked = sequence.request
         self._credit = None
         self._check_goes_on()
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(
-            *(request.draft, self._vocab_size, self._max_gamma, sequence.nodes),
+            *(request.draft, self._vocab_size, self._max_gamma, asked.nodes),
             self._probe_tokens,
         )
-        if fault := draft.misfit(sequence.rule.takes):
+        if fault := draft.misfit(asked.rule.takes):
             raise InvalidRequest(fault)
         self._check_room()
         self._check_depth(draft.depth)
-        if request.feedback and sequence.feedback is None:
+        if request.feedback and asked.feedback is None:
             raise InvalidRequest("verify.feedback must be unset: open asked for none")
-        steps = rounds.verify(self._scorer, sequence, request.round, draft, request.feedback)
+        wanted = asked.feedback if request.feedback else None
+        steps = rounds.verify(self._scorer, sequence, request.round, draft, wanted)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._ended = decision.dead_end
         verdict = self._verdict(request.round, sequence.length, decision, times)
-        if (told := decision.feedback) is not None and sequence.feedback is not None:
-            weighted = sequence.feedback.top > 1
-            verdict.feedback.CopyFrom(feedback_to(told, weighted=weighted))
+        if (told := decision.feedback) is not None and wanted is not None:
+            verdict.feedback.CopyFrom(feedback_to(told, weighted=wanted.top > 1))
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),
             "verify",
@@ -214,7 +216,7 @@ class VerifiedSequence(
                 "tandem.probes": len(draft.probes),
                 "tandem.place": decision.place,
                 "tandem.accepted": decision.num_accepted,
-                "tandem.verifier": sequence.rule.name,
+                "tandem.verifier": asked.rule.name,
                 "tandem.batch_size": times.batch_size,
             },
         )
@@ -292,7 +294,8 @@ class VerifiedSequence(
         Raises:
             InvalidRequest: it cannot, or the rule does not take it.
         """
-        rule, gamma, nodes = self._sequence.rule, request.gamma, request.max_nodes
+        asked, gamma, nodes = self._sequence.request, request.gamma, request.max_nodes
+        rule = asked.rule
         if self._gamma and gamma != self._gamma:
             raise InvalidRequest(
                 f"run.gamma must be {self._gamma}, got {gamma}: {rule.name} needs a draft of one"
@@ -316,11 +319,11 @@ class VerifiedSequence(
             )
         if self._progress.length < 2:
             raise InvalidRequest("run.gamma must be 0 behind a single token")
-        room = self._sequence.nodes - info.probes
+        room = asked.nodes - info.probes
         if info.probes and room < (nodes or gamma):
             raise InvalidRequest(
                 f"run.gamma must be 0: drafts of {info.drafter} have up to {info.probes} probes,"
-                f" and open.max_nodes is {self._sequence.nodes}"
+                f" and open.max_nodes is {asked.nodes}"
             )
         most = min(room, info.max_nodes)
         if not bool(info.max_nodes) <= nodes <= most:
@@ -356,6 +359,6 @@ class VerifiedSequence(
             )
         if self._gamma and gamma != min(self._gamma, left):
             raise InvalidRequest(
-                f"draft.token_ids holds {gamma} tokens; {self._sequence.rule.name} needs"
+                f"draft.token_ids holds {gamma} tokens; {self._sequence.request.rule.name} needs"
                 f" {min(self._gamma, left)} (its fixed gamma, or what is left)"
             )

@@ -257,16 +257,16 @@ MUTANTS = (
     ),
     Mutant(
         "target: its own drafter is not told the last token",
-        "target_svc/round.py",
-        "sequence.untold += decision.emitted",
-        "sequence.untold += decision.emitted[:-1]",
+        "target_svc/own_drafting.py",
+        "self.news += decision.emitted",
+        "self.news += decision.emitted[:-1]",
         (_RUN_LAW,),
     ),
     Mutant(
         "target: the rounds of a run share their numbers",
         "target_svc/run.py",
-        "scorer, sequence, round_, Draft.certain(()), own_feedback=told",
-        "scorer, sequence, 1, Draft.certain(()), own_feedback=told",
+        "verify(scorer, sequence, round_, Draft.certain(()), wanted)",
+        "verify(scorer, sequence, 1, Draft.certain(()), wanted)",
         ("tests/service/streams/test_runs.py",),
     ),
     Mutant(

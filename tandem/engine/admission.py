@@ -23,8 +23,11 @@ class AdmittedSequence(Protocol):
         caches: its parts.
     """
 
-    nodes: int
     caches: list[Any]
+
+    @property
+    def nodes(self) -> int:
+        """See the attributes."""
 
 
 @dataclass(frozen=True, slots=True)

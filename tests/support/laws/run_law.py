@@ -42,7 +42,8 @@ from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
-from target_svc.round import TargetSequence
+from target_svc.own_drafting import OwnDrafting
+from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 from tests.support.laws.methods import key_of
 from tests.support.laws.shaping import said_of
@@ -208,14 +209,16 @@ class State:
     def key(self) -> str:
         """All that its later rounds follow from: states with equal keys are merged."""
         sequence = self.sequence
-        drafting = None if sequence.drafting is None else key_of(sequence.drafting)
+        own = sequence.own
+        assert own is not None
+        drafting = None if own.sequence is None else key_of(own.sequence)
         cache = sequence.caches[0]
         held = cache.length, cache.pool.tokens[: cache.length], cache.branches
         untold = [
             (each.positions, None if each.states is None else each.states.tolist(), each.predicted)
-            for each in sequence.untold_feedback
+            for each in own.untold
         ]
-        known = sequence.untold, untold, drafting
+        known = own.news, untold, drafting
         return repr((self.text, *known, held, sequence.carry))
 
 
@@ -301,18 +304,23 @@ class RunLaw:
 
     def _opened(self) -> TargetSequence:
         """A text whose prompt was computed."""
-        sequence = TargetSequence(
-            [], Sampling(), self._rule, nodes=NODES, own_feedback=self._own.feedback
+        request = TargetRequest(
+            Sampling(),
+            self._rule,
+            NODES,
+            len(PROMPT) + self._room,
+            self._ends,
+            log_probs=self._log_probs,
         )
-        sequence.end_token_ids, sequence.log_probs = self._ends, self._log_probs
+        own = OwnDrafting(list(PROMPT), self._own.feedback)
+        sequence = TargetSequence([], request, own=own)
         sequence.shaped = None if self._shaped is None else self._shaped()
         sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM + PROBES) for _ in range(self._caches)]
-        sequence.untold, sequence.last_token = list(PROMPT), PROMPT[-1]
-        sequence.length, sequence.end = len(PROMPT), len(PROMPT) + self._room
+        sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
         answering = RunAnswering(Chooser(()), self._target, {})
         answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
         if self._own.feedback is not None and self._own.feedback.layers:
-            sequence.untold_feedback = [feature_of(PROMPT, len(PROMPT) - 2)]
+            own.untold = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence
 
     def _rounds(self, state: State, size: RunSize) -> Iterator[tuple[State, float]]:

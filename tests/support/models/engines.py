@@ -10,7 +10,7 @@ from tandem.inference.feed import Feed
 from tandem.inference.output import PassOutput
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
-from target_svc.round import TargetSequence
+from target_svc.round import TargetRequest, TargetSequence
 from tests.support.models.tiny import DrafterEngine, TargetEngine, make_target, random_llama
 from tests.support.waiting import until
 
@@ -29,7 +29,7 @@ def target_engine(**options: Any) -> TargetEngine:
 
 
 def target_sequence(prompt: Sequence[int]) -> TargetSequence:
-    return TargetSequence(list(prompt), Sampling(), VERIFIERS["token"], None)
+    return TargetSequence(list(prompt), TargetRequest(Sampling(), VERIFIERS["token"]))
 
 
 def watch(engine: TargetEngine | DrafterEngine, before: Callable[[Sequence[Feed]], None]) -> None:

@@ -19,7 +19,7 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.probes import Probes
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
-from target_svc.round import TargetSequence, open_, verify
+from target_svc.round import TargetRequest, TargetSequence, open_, verify
 from tests.support.models.architectures import VOCAB_SIZE, Architecture, build
 
 EXTRA = 3
@@ -67,8 +67,8 @@ def run(decoder: Decoder, steps: Steps[Any], seen: list[Any] | None = None) -> A
 
 
 def begun(decoder: Decoder, rule: str = "block", wanted: Any = None) -> TargetSequence:
-    sequence = TargetSequence(list(PROMPT), Sampling(seed=3), VERIFIERS[rule], None, NODES)
-    sequence.feedback = wanted
+    request = TargetRequest(Sampling(seed=3), VERIFIERS[rule], NODES, feedback=wanted)
+    sequence = TargetSequence(list(PROMPT), request)
     cache = decoder.reserve(64 + NODES, NODES)
     assert cache is not None
     sequence.caches = [cache]

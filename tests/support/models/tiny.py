@@ -31,7 +31,7 @@ from tandem.speculation.feedback import Feedback
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
-from target_svc.round import TargetSequence
+from target_svc.round import TargetRequest, TargetSequence
 from tests.support.models.heads import random_head
 
 VOCAB_SIZE = 5
@@ -77,8 +77,7 @@ class TargetEngine(Engine):
         return (await self.open(sequence, steps, capacity))[0]
 
     async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> Decision:
-        told = sequence.feedback is not None
-        steps = rounds.verify(self.decoder, sequence, round_, draft, told)
+        steps = rounds.verify(self.decoder, sequence, round_, draft, sequence.request.feedback)
         return (await self.run(sequence, steps))[0]
 
 
@@ -248,12 +247,13 @@ async def speculate(
     sampling: Sampling = GREEDY,
 ) -> Text:
     """The orchestrator's loop in this process; without a drafter each round has gamma 0."""
-    sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
-    probes = 0
+    probes, told_of = 0, None
     if drafter is not None and (wanted := drafter.drafter.feedback).told:
-        sequence.feedback = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
+        told_of = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
         probes = wanted.probes
-    sequence.nodes = probes and probes + max(gamma, budget)
+    nodes = probes and probes + max(gamma, budget)
+    request = TargetRequest(sampling, VERIFIERS[rule], nodes, feedback=told_of)
+    sequence = TargetSequence(list(prompt), request)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
     capacity = len(prompt) + max_new_tokens + max(gamma, budget) + probes
     text = Text()

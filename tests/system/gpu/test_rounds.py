@@ -25,7 +25,8 @@ from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc import run as runs
 from target_svc.drafts import OwnDrafts
-from target_svc.round import TargetSequence
+from target_svc.own_drafting import OwnDrafting
+from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunSize
 from tests.unit.inference.passes.fake_device import (
     GREEDY,
@@ -92,7 +93,7 @@ def one_round(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """The waits of a draft, and those of its verification, for three texts together."""
     drafting = texts(small, lambda ids, one: DraftSequence(ids, one, VOCAB_SIZE))
-    verifying = texts(target, lambda ids, one: TargetSequence(ids, one, rule))
+    verifying = texts(target, lambda ids, one: TargetSequence(ids, TargetRequest(one, rule)))
     run(stepper, drafting, drafter.open)
     opened = run(stepper, verifying, lambda one: rounds.open_(target, one, 0))
     first = {id(one): each.next_token for one, each in zip(drafting, opened, strict=True)}
@@ -101,7 +102,7 @@ def one_round(
         drafted = count()
     own = dict(zip(map(id, verifying), drafts, strict=True))
     with counted() as count:
-        run(stepper, verifying, lambda one: rounds.verify(target, one, 1, own[id(one)], False))
+        run(stepper, verifying, lambda one: rounds.verify(target, one, 1, own[id(one)]))
         verified = count()
     for decoder, sequences in ((small, drafting), (target, verifying)):
         for sequence in sequences:
@@ -131,7 +132,8 @@ def test_a_round_with_a_draft_inside_waits_once(rule: str) -> None:
     own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device=True)
 
     def made(ids: list[int], sampling: Any) -> TargetSequence:
-        return TargetSequence(ids, sampling, VERIFIERS[rule], end=50)
+        request = TargetRequest(sampling, VERIFIERS[rule], end=50)
+        return TargetSequence(ids, request, own=OwnDrafting([]))
 
     def begin(sequence: TargetSequence) -> Any:
         credit = Credit(0)
@@ -143,7 +145,8 @@ def test_a_round_with_a_draft_inside_waits_once(rule: str) -> None:
         run(stepper, sequences, lambda one: rounds.open_(target, one, 0))
         for sequence in sequences:
             sequence.caches.append(small.reserve(60))
-            sequence.untold = [1] * sequence.length
+            assert sequence.own is not None
+            sequence.own.news = [1] * sequence.length
         with counted() as count:
             run(stepper, sequences, begin)
             found = count()

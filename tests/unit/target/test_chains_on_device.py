@@ -29,7 +29,8 @@ from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
-from target_svc.round import TargetSequence, open_
+from target_svc.own_drafting import OwnDrafting
+from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, RunSize, run
 from tests.support.models.tiny import random_llama
 
@@ -104,7 +105,8 @@ def texts(decoders: dict[int, Decoder]) -> Iterator[Callable[..., list[Told | Ba
             prompt = [1 + i, *range(2 + i)]
             # Some meet their end within the rounds, where drafts are cut.
             end = len(prompt) + 5 + 2 * gamma
-            sequence = TargetSequence(prompt, sampling, VERIFIERS[rule], end=end, untold=[])
+            request = TargetRequest(sampling, VERIFIERS[rule], end=end)
+            sequence = TargetSequence(prompt, request, own=OwnDrafting(list(prompt)))
             for decoder in (decoders[0], decoders[vocab_size]):
                 sequence.caches.append(decoder.reserve(40))
                 reserved.append((decoder, sequence.caches[-1]))

@@ -28,6 +28,7 @@ def test_each_emitted_token_is_read_behind_the_text_before_it(kind: str) -> None
         emitted = draft.emitted(place, 3)
         decision: Any = SimpleNamespace(draft=draft, place=place, emitted=emitted)
         nothing: Any = None
-        ask = rounds._log_probs(nothing, LogProbsWanted(2), nothing, decision, None)
+        request: Any = SimpleNamespace(log_probs=LogProbsWanted(2))
+        ask = rounds._log_probs(request, nothing, decision, None)
         assert list(ask.token_ids) == emitted
         assert [paths[row] for row in ask.rows] == [emitted[:end] for end in range(len(emitted))]

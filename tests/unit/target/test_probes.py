@@ -35,7 +35,7 @@ from tests.support.models.probes import (
 
 def told_of(decoder: Decoder, draft: Draft, wanted: FeedbackWanted) -> Decision:
     sequence = begun(decoder, wanted=wanted)
-    decision: Decision = run(decoder, verify(decoder, sequence, 1, draft, feedback=True))
+    decision: Decision = run(decoder, verify(decoder, sequence, 1, draft, wanted))
     decoder.release(sequence.caches[0])
     return decision
 
@@ -94,7 +94,7 @@ def operators(decoder: Decoder, wanted: FeedbackWanted | None, *, feedback: bool
     sequence = begun(decoder, wanted=wanted)
     counted = Operators()
     with counted:
-        run(decoder, verify(decoder, sequence, 1, drafts()["chain"], feedback))
+        run(decoder, verify(decoder, sequence, 1, drafts()["chain"], wanted if feedback else None))
     decoder.release(sequence.caches[0])
     return counted.count
 

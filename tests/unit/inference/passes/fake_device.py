@@ -26,6 +26,7 @@ from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine import stepper as steppers
+from tandem.engine.answers import Decision
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.numbers import draws
@@ -46,7 +47,8 @@ from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc import run as runs
 from target_svc.drafts import OwnDrafts
-from target_svc.round import TargetSequence
+from target_svc.own_drafting import OwnDrafting
+from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunSize
 from tests.support.devices.flex import Kernel
 
@@ -213,6 +215,13 @@ def draft(decoder: Decoder, samplings: Sequence[Sampling], support: int, gamma: 
         assert len(drafted.token_ids) == gamma
 
 
+class _AtOpen(OwnDrafting):
+    """Keeps the states of a verdict whose numbers are no real ones, and no token of it."""
+
+    def note(self, decision: Decision, told: FeedbackWanted | None) -> None:
+        self.untold = [] if decision.feedback is None else [decision.feedback]
+
+
 def draft_inside(
     decoders: tuple[Decoder, Any],
     samplings: Sequence[Sampling],
@@ -242,11 +251,8 @@ def draft_inside(
     sequences = [
         TargetSequence(
             [1] * (2 + i),
-            sampling,
-            VERIFIERS[rule],
-            nodes=nodes,
-            end=60,
-            own_feedback=wanted,
+            TargetRequest(sampling, VERIFIERS[rule], nodes=nodes, end=60),
+            own=_AtOpen([], wanted),
         )
         for i, sampling in enumerate(samplings)
     ]
@@ -256,11 +262,10 @@ def draft_inside(
     run(stepper, sequences, lambda one: rounds.open_(target, one, 0))
     lengths = [sequence.length for sequence in sequences]
     for sequence in sequences:
-        sequence.untold = [1] * sequence.length
-        # Of a verdict whose numbers are no real ones.
+        assert sequence.own is not None
         at = range(sequence.length - 2, sequence.length - 1)
-        told = sequence.untold_feedback
-        sequence.untold_feedback = [Feedback(0, at, one.states[:1]) for one in told]
+        untold = [Feedback(0, at, one.states[:1]) for one in sequence.own.untold]
+        sequence.own = OwnDrafting([1] * sequence.length, wanted, untold)
 
     def begin(sequence: TargetSequence) -> Any:
         credit = Credit(0)
@@ -283,12 +288,7 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     layers = tuple(range(len(decoder.of_layers)))
     wanted = FeedbackWanted(layers, prompt_tokens=2, columns=layers) if layers else None
     sequences = [
-        TargetSequence(
-            [1] * (2 + i),
-            sampling,
-            VERIFIERS[rule],
-            feedback=wanted,
-        )
+        TargetSequence([1] * (2 + i), TargetRequest(sampling, VERIFIERS[rule], feedback=wanted))
         for i, sampling in enumerate(samplings)
     ]
     for sequence in sequences:
@@ -300,7 +300,7 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     decided = run(
         stepper,
         sequences,
-        lambda one: rounds.verify(decoder, one, 1, a_draft(lengths[id(one)]), bool(layers)),
+        lambda one: rounds.verify(decoder, one, 1, a_draft(lengths[id(one)]), wanted),
     )
     for decision in decided:
         assert decision.num_accepted == 1

@@ -1,0 +1,66 @@
+"""A text as the drafter in its target's own process has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.drafting.drafter import DraftSequence
+from tandem.engine.answers import Decision
+from tandem.speculation.feedback import Feedback, FeedbackWanted
+
+# Rounds without a draft whose hidden states are kept for the next one: of more the oldest are
+# forgotten, and a head begins anew behind them.
+_MOST_UNTOLD = 64
+
+
+@dataclass(eq=False)
+class OwnDrafting:
+    """What the target's own drafter knows of a text, and what it has not been told.
+
+    Attributes:
+        news: tokens that it has not been told of, the prompt's among them.
+        wanted: feedback that it wants; None for none.
+        untold: feedback that it wants and has not been told of.
+        sequence: the text as it sees it, from its first draft on.
+    """
+
+    news: list[int]
+    wanted: FeedbackWanted | None = None
+    untold: list[Feedback] = field(default_factory=list)
+    sequence: DraftSequence | None = None
+
+    @property
+    def wanted_now(self) -> FeedbackWanted | None:
+        """What it wants of a round without a draft: a text that was drafted, and will be again,
+        leaves no gap in its hidden states."""
+        return None if self.sequence is None else self.wanted
+
+    def note(self, decision: Decision, told: FeedbackWanted | None) -> None:
+        """Keep what a verdict brought.
+
+        Args:
+            decision: the verdict.
+            told: what its feedback is: of what others want, states that are the same are kept.
+        """
+        self.news += decision.emitted
+        if self.untold and self.untold[-1].predicted is not None:
+            # Of a round before this one: predictions are of no use now.
+            last = self.untold.pop()
+            if last.states is not None:
+                self.untold.append(replace(last, predicted=None))
+        own, feedback = self.wanted, decision.feedback
+        if own is None or told is None or feedback is None:
+            return
+        if told is not own:
+            if (told.columns, told.dtype) != (own.columns, own.dtype):
+                return
+            feedback = replace(feedback, predicted=None)
+        if feedback.states is not None or feedback.predicted is not None:
+            self.untold = [*self.untold[1 - _MOST_UNTOLD :], feedback]
+
+    def take(self) -> tuple[list[int], Sequence[Feedback]]:
+        """Tokens and feedback that the drafter has not been told of; they are told now."""
+        news, untold = self.news, self.untold
+        self.news, self.untold = [], []
+        return news, untold
