@@ -21,6 +21,7 @@ from tandem.peers.text.contracts import (
 )
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Rule
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.request.sampling import Sampling
@@ -30,6 +31,8 @@ from tandem_vllm.pool import DrafterPool
 
 # Between two looks at a drafter whose drafts were late.
 _MOST_PASSES = 64
+# Whichever rule decides, rounds go on without drafts.
+_ANY_RULE = Rule("any")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class RemoteText:
             prompt=self._prompt,
             record=self.record,
             seconds=lambda: 0.0,  # none is waited for: rounds go on without
-            needed_by="",
+            rule=_ANY_RULE,
             on_loss=self._note_lost,
             let_go=self._drafting.let_go,
         )
@@ -278,7 +281,7 @@ class _Checked:
         position: int,
         news: News,
         size: DraftSize,
-        exact: bool,
+        needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
         """See `TextDrafter`.
@@ -286,7 +289,7 @@ class _Checked:
         Raises:
             PeerFailure: the draft is none.
         """
-        drafted = await self._sequence.draft(round_, position, news, size, exact, ahead)
+        drafted = await self._sequence.draft(round_, position, news, size, needs_every_draft, ahead)
         try:
             draft = messages.draft_from(drafted.payload, self._vocab_size, self._max_gamma)
         except InvalidRequest as error:

@@ -73,7 +73,7 @@ class OwnDrafts:
         decision = yield from verify(scorer, sequence, round_, drafted, own.wanted)
         if drafted is not decision.draft:
             _end(method, decision.draft)
-        if request.rule.fixed_gamma and len(decision.draft) < gamma:
+        if request.rule.needs_every_draft and len(decision.draft) < gamma:
             # It ends before a row that was not finite, and the rule is exact at full length alone.
             raise not_finite("drafter")
         return decision, times

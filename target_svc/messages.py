@@ -21,9 +21,9 @@ def verifier_infos() -> list[target_pb2.VerifierInfo]:
             name=rule.name,
             lossless=rule.lossless,
             takes=messages.shape_to(rule.takes),
-            needs_pure=rule.needs_pure,
-            fixed_gamma=rule.fixed_gamma,
-            resumable=rule.resumable,
+            needs_pure=rule.needs_every_draft,
+            fixed_gamma=rule.needs_every_draft,
+            resumable=not rule.needs_every_draft,
             options=[target_pb2.VerifierOption(**option._asdict()) for option in rule.options],
         )
         for _, rule in sorted(_RULES.items())

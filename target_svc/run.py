@@ -111,4 +111,4 @@ def _fitting(sequence: TargetSequence, gamma: int) -> int:
     A rule with a fixed gamma needs all that is left; for others the last token is the target's.
     """
     left = sequence.request.end - sequence.length
-    return min(gamma, left if sequence.request.rule.fixed_gamma else left - 1)
+    return min(gamma, left if sequence.request.rule.needs_every_draft else left - 1)

@@ -128,9 +128,9 @@ class VerifiedSequence(
                 f"open.max_new_tokens: {len(token_ids)} prompt tokens and"
                 f" {request.max_new_tokens} new ones exceed the target's {self._max_length}"
             )
-        if rule.fixed_gamma and not 1 <= request.gamma <= self._max_gamma:
+        if rule.needs_every_draft and not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"open.gamma must be 1..{self._max_gamma} for {rule.name}")
-        if not rule.fixed_gamma and request.gamma:
+        if not rule.needs_every_draft and request.gamma:
             raise InvalidRequest(f"open.gamma must be 0 for {rule.name}")
         self._check_nodes(request.max_nodes)
         carry = carry_from(request.carry, rule, request.gamma)

@@ -196,7 +196,6 @@ class Texts:
                 (*generation.stopping.token_ids, *ends),
                 capabilities.max_rounds,
             )
-            needed_by = rule.name if rule.fixed_gamma else ""
 
             def lose_drafter(error: TandemError | None) -> None:
                 peers.drafting.note_lost(error)
@@ -204,7 +203,7 @@ class Texts:
 
             def opening_seconds() -> float:
                 length = len(generation.prompt_ids)
-                seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
+                seconds = self._pool.drafter_deadlines.opening(length, rule.needs_every_draft)
                 return min(seconds, settings.draft_seconds)
 
             drafting = capabilities.drafter
@@ -213,7 +212,7 @@ class Texts:
                 prompt=lambda: target.prompt,
                 record=record,
                 seconds=opening_seconds,
-                needed_by=needed_by,
+                rule=rule,
                 on_loss=lose_drafter,
                 let_go=peers.drafting.let_go,
                 most_feedback_bytes=drafting.max_message_bytes - AROUND_BYTES
@@ -222,7 +221,8 @@ class Texts:
             )
             own_size = own_size_of(capabilities, generation)
             # A rule that needs every draft cannot turn to the target's drafts later.
-            alone = bool(needed_by) and own_size is not None and not self._pool.drafter_count
+            alone = rule.needs_every_draft and own_size is not None
+            alone = alone and not self._pool.drafter_count
             session = Session(
                 generation,
                 drafter=drafter,
@@ -288,7 +288,7 @@ def own_size_of(
     own = capabilities if capabilities.by_target else capabilities.without_drafters
     if own is None or own.drafter is None or generation.rule.name not in own.rules:
         return None
-    if generation.rule.fixed_gamma and generation.sizes[0].gamma > own.max_gamma:
+    if generation.rule.needs_every_draft and generation.sizes[0].gamma > own.max_gamma:
         return None
     tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
     return own.own_size if tokens <= own.drafter.max_length else None

@@ -81,7 +81,7 @@ class Validator:
             raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
         verifier, gamma = self._speculation(request)
         rule = self._rule(verifier, gamma)
-        if request.first_round and not rule.resumable:
+        if request.first_round and rule.needs_every_draft:
             raise InvalidRequest(
                 f"first_round: a {verifier} text cannot be resumed, since what its last rounds"
                 " owe to the law is not in its tokens; start anew or use block; or, if none of its"
@@ -172,7 +172,7 @@ class Validator:
                 raise InvalidRequest(f"gamma must be 0..{longest}, got {request.gamma}")
             return verifier, request.gamma
         gamma = self.gamma
-        if gamma is None and self.capabilities.rules[verifier].fixed_gamma:
+        if gamma is None and self.capabilities.rules[verifier].needs_every_draft:
             gamma = FIXED_GAMMA
         return verifier, (gamma if gamma is None and longest else min(gamma or 0, longest))
 
@@ -190,7 +190,7 @@ class Validator:
     def _rule(self, verifier: str, gamma: int | None) -> Rule:
         """The rule that decides. Without drafts all are the same, and some refuse to go without."""
         rules = [self.capabilities.rules[verifier], *self.capabilities.rules.values()]
-        suited = next((rule for rule in rules if gamma != 0 or not rule.fixed_gamma), None)
+        suited = next((rule for rule in rules if gamma != 0 or not rule.needs_every_draft), None)
         if suited is None:
             raise InvalidRequest(f"gamma must be at least 1 for {list(self.capabilities.rules)}")
         return suited

@@ -14,14 +14,14 @@ class FixedSize:
     Attributes:
         gamma: the draft length; 0 decodes plainly.
         nodes: of a tree; 0 where drafts are chains.
-        covers_end: draft all that is left, for a rule that modifies the target's law: its last
-            draft must reach the end of the text, so that no modified position is ever drawn
+        needs_every_draft: draft all that is left, for a rule that modifies the target's law: its
+            last draft must reach the end of the text, so that no modified position is ever drawn
             without the drafter's distribution there.
     """
 
     gamma: int
     nodes: int = 0
-    covers_end: bool = False
+    needs_every_draft: bool = False
 
     @property
     def begins_drafting(self) -> bool:
@@ -30,7 +30,7 @@ class FixedSize:
 
     def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
-        gamma = min(self.gamma, left if self.covers_end else left - 1)
+        gamma = min(self.gamma, left if self.needs_every_draft else left - 1)
         return SizeChoice(DraftSize(gamma, self.nodes if gamma else 0), rounds=left)
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:

@@ -71,7 +71,7 @@ class SizePolicies:
     ) -> SizePolicy:
         if len(generation.sizes) == 1:
             (size,) = generation.sizes
-            return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
+            return FixedSize(size.gamma, size.nodes, generation.rule.needs_every_draft)
         if self._adaptation is None:
             self._adaptation = Adaptation(self._active, Profile(verify), Profile(draft))
         return AdaptiveSize(self._adaptation, generation.sizes)

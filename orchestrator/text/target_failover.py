@@ -212,7 +212,7 @@ class TargetWithFailover:
         """Open the target, or the next one that can be."""
         rule = self._generation.rule
         sizes = self._generation.sizes
-        gamma = sizes[0].gamma if rule.fixed_gamma else 0
+        gamma = sizes[0].gamma if rule.needs_every_draft else 0
         size = DraftSize(gamma, self._generation.most_nodes)
         while True:
             try:

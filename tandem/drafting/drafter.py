@@ -83,8 +83,8 @@ class Drafter(ABC):
         shape: of its drafts.
         pure: promises two things of every draft, which docs/recipes.md shows by examples: behind
             the same tokens stands the same row, wherever the round began; and the draft has all
-            the tokens that it was asked for. A rule with `needs_pure` relies on both. The tests
-            hold a method to it (docs/testing.md).
+            the tokens that it was asked for. A rule that `needs_every_draft` relies on both. The
+            tests hold a method to it (docs/testing.md).
         largest_tree: most tokens of a tree that it drafts; 0 where it drafts chains.
         feedback: what it wants to be told by a target that suits it. Of hidden states there may be
             gaps, and none may have come yet: then it drafts nothing. Predictions may not have come:

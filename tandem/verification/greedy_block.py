@@ -61,9 +61,7 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
 
     name = "greedy_block"
     lossless = True
-    needs_pure = True
-    fixed_gamma = True
-    resumable = False
+    needs_every_draft = True
     fused = staticmethod(decide_greedy_block)
 
     def carry_from(self, levels: Sequence[tuple[float, int]], gamma: int) -> Tensor | None:

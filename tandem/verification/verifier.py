@@ -50,11 +50,10 @@ class Verifier(ABC, Generic[W]):
         name: in requests.
         lossless: whether the emitted tokens follow the target's law exactly.
         takes: the widest kind of draft that the rule can decide.
-        needs_pure: whether the rule is exact only if each row depends on the tokens before it
-            alone, wherever the round began.
-        fixed_gamma: whether the rule is exact only if all drafts of a text have the same length,
-            up to the text's very end.
-        resumable: whether a text can be continued from its emitted tokens alone.
+        needs_every_draft: whether the rule carries a change of the target's law from round to
+            round. It is exact only if all drafts of a text have the same length, up to the text's
+            very end, and each row depends on the tokens before it alone, wherever the round began
+            (a drafter that is `pure`); and a text cannot go on from its emitted tokens alone.
         fused: the rule on chains as a kernel for a CPU, if there is one; see `kernel`.
         trees: the rule on trees; None if it takes chains only.
         options: numbers that a request may set, as `with_options` takes them.
@@ -64,9 +63,7 @@ class Verifier(ABC, Generic[W]):
     name: ClassVar[str]
     lossless: ClassVar[bool]
     takes: ClassVar[DraftShape] = DraftShape.CHAIN
-    needs_pure: ClassVar[bool] = False
-    fixed_gamma: ClassVar[bool] = False
-    resumable: ClassVar[bool] = True
+    needs_every_draft: ClassVar[bool] = False
     fused: ClassVar[FusedVerdict | None] = None
     trees: ClassVar[TreeRule | None] = None
     fused_tree: ClassVar[FusedTreeVerdict | None] = None
@@ -94,7 +91,7 @@ class Verifier(ABC, Generic[W]):
     def suits(self, shape: DraftShape, *, pure: bool) -> bool:
         """Whether it decides drafts of a shape. A rule for trees takes independent chains too."""
         taken = shape in (DraftShape.CHAIN, self.takes) or self.takes is DraftShape.TREE
-        return taken and (pure or not self.needs_pure)
+        return taken and (pure or not self.needs_every_draft)
 
     @property
     def kernel(self) -> FusedVerdict | None:

@@ -91,17 +91,23 @@ class DraftCall:
         position: int,
         news: News,
         size: DraftSize,
-        exact: bool,
+        needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
         """See `TextDrafter`."""
         with self._record.stage("draft_wait"):
-            drafted = await self._draft(round_, position, news, size, exact, ahead)
+            drafted = await self._draft(round_, position, news, size, needs_every_draft, ahead)
         self._record.times.drafted_tokens += len(drafted.token_ids)
         return drafted
 
     async def _draft(
-        self, round_: int, position: int, news: News, size: DraftSize, exact: bool, ahead: AheadWay
+        self,
+        round_: int,
+        position: int,
+        news: News,
+        size: DraftSize,
+        needs_every_draft: bool,
+        ahead: AheadWay,
     ) -> Drafted:
         gamma = size.gamma
         if not self._replica.prepares:
@@ -127,7 +133,7 @@ class DraftCall:
             draft, times = drafted.draft, times_of(self._call, drafted)
             came = self._note_prepared(drafted)
         self._sending = step if step.send_ahead else None
-        return replace(self._checked(draft, size, exact, times), ahead=ahead, came=came)
+        return replace(self._checked(draft, size, needs_every_draft, times), ahead=ahead, came=came)
 
     async def _sent(self, step: drafter_pb2.DraftStep) -> _Sent | None:
         """The draft of a step among those that were sent ahead, which have come; None if it is not
@@ -174,14 +180,14 @@ class DraftCall:
         return drafted
 
     def _checked(
-        self, draft: common_pb2.Draft, size: DraftSize, exact: bool, times: StageTimes
+        self, draft: common_pb2.Draft, size: DraftSize, needs_every_draft: bool, times: StageTimes
     ) -> Drafted:
         """A draft of the size and shape that were asked for."""
         gamma, expect = size.gamma, self._call.expect
         most = size.nodes or gamma
         expect("len(draft.token_ids)", len(draft.token_ids), 0, most)
         token_ids = list(draft.token_ids)
-        if exact and len(token_ids) < gamma:
+        if needs_every_draft and len(token_ids) < gamma:
             raise self._short(len(token_ids), gamma)
         parents = parents_of(self._call, draft, size)
         weight = self._check(draft, token_ids)

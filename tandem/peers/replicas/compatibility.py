@@ -144,15 +144,16 @@ def rules_of(
 ) -> dict[str, Rule]:
     """The target's rules that the drafts of every drafter suit, by name.
 
-    A rule takes drafts of a shape, and some take pure ones only. Those that change the law of the
-    text are left out unless they are allowed (`lossy`).
+    A rule takes drafts of a shape, and one that needs every draft takes pure ones only: of its
+    three fields in the handshake, `fixed_gamma` is read. Those that change the law of the text are
+    left out unless they are allowed (`lossy`).
     """
     pure = all(reply.pure for reply in drafters)
     return {
-        info.name: Rule(info.name, info.fixed_gamma, info.resumable, _options_of(info))
+        info.name: Rule(info.name, info.fixed_gamma, _options_of(info))
         for info in sorted(target.verifiers, key=lambda info: info.name)
         if all(_takes(info.takes, reply.shape) for reply in drafters)
-        and (pure or not info.needs_pure)
+        and (pure or not info.fixed_gamma)
         and (lossy or info.lossless)
     }
 

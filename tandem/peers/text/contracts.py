@@ -235,17 +235,18 @@ class TextDrafter(Protocol):
         position: int,
         news: News,
         size: DraftSize,
-        exact: bool,
+        needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
-        """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`.
+        """Move the sequence on and draft behind it: gamma tokens, or fewer unless the rule
+        `needs_every_draft`.
 
         Args:
             round_: number of the round.
             position: tokens that the sequence held after the last step.
             news: since then.
             size: of the draft.
-            exact: no fewer tokens will do.
+            needs_every_draft: no fewer tokens will do.
             ahead: how the next drafts are prepared behind this one.
 
         Raises:

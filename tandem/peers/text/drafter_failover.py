@@ -20,6 +20,7 @@ from tandem.errors import (
 )
 from tandem.peers.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt, TextDrafter
 from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Rule
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -47,8 +48,7 @@ class DrafterWithFailover:
         prompt: the text so far.
         record: the text's; books the wait for a late opening, and rounds.
         seconds: how long a round waits for that, by now.
-        needed_by: name of the rule that cannot go on without its drafter, at full length;
-            empty where the text can.
+        rule: that decides; one that needs every draft cannot go on without its drafter.
         on_loss: called when the drafter is lost, with why; without, where there is none.
         let_go: called when the drafter serves the text no more.
         most_feedback_bytes: of the target's feedback, to keep for the next draft.
@@ -60,7 +60,7 @@ class DrafterWithFailover:
         prompt: Callable[[], Prompt],
         record: TextRecord,
         seconds: Callable[[], float],
-        needed_by: str,
+        rule: Rule,
         on_loss: Callable[[TandemError | None], None],
         let_go: Callable[[], None],
         most_feedback_bytes: int = 0,
@@ -71,7 +71,7 @@ class DrafterWithFailover:
         self._drafter: TextDrafter | None = None
         self._record = record
         self._seconds = seconds
-        self._needed_by = needed_by
+        self._rule = rule
         self._on_loss = on_loss
         self._let_go = let_go
         self._opening: asyncio.Task[object] | None = None
@@ -100,9 +100,9 @@ class DrafterWithFailover:
             # A text may end before anyone asks how the opening went.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
             return
-        if self._needed_by:
+        if self._rule.needs_every_draft:
             raise Unavailable(
-                f"{self._needed_by} needs a drafter, and none is available; try again"
+                f"{self._rule.name} needs a drafter, and none is available; try again"
             )
         if not self.lost:  # else it is asked for in each round
             self._on_loss(None)
@@ -155,7 +155,7 @@ class DrafterWithFailover:
                 length - len(self._untold),
                 News(self._untold, self._feedback),
                 size,
-                bool(self._needed_by),
+                self._rule.needs_every_draft,
                 ahead,
             )
         except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
@@ -194,9 +194,9 @@ class DrafterWithFailover:
         if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
             self._on_loss(error)
         self._leave()
-        if self._needed_by:
+        if self._rule.needs_every_draft:
             raise DrafterLost(
-                f"{self._needed_by} cannot go on without its drafter; start anew"
+                f"{self._rule.name} cannot go on without its drafter; start anew"
             ) from error
 
     async def close(self) -> None:

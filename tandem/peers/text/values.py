@@ -85,14 +85,13 @@ class Rule:
 
     Attributes:
         name: as requests name it.
-        fixed_gamma: whether each of its drafts must be there, at full length.
-        resumable: whether a client can go on behind what it received.
+        needs_every_draft: whether each of its drafts must be there, at full length, by a drafter
+            that is pure; and no client can go on behind what it received.
         options: that a request may set: of each the default, the least and the largest value.
     """
 
     name: str
-    fixed_gamma: bool = False
-    resumable: bool = True
+    needs_every_draft: bool = False
     options: Mapping[str, tuple[float, float, float]] = field(default_factory=dict, hash=False)
 
 

@@ -64,7 +64,7 @@ class Draftings(Answers):
         peer.answer = message
         call = DraftCall(peer, PATIENT, TextRecord(), 1 << 20, ANYBODY)
         call._vocab_size = VOCAB_SIZE
-        drafted = await call.draft(1, 3, News([4]), _SIZE, exact=False)
+        drafted = await call.draft(1, 3, News([4]), _SIZE, needs_every_draft=False)
         assert drafted.gamma <= _SIZE.gamma
         assert all(0 <= token < VOCAB_SIZE for token in drafted.token_ids)
         for place in range(len(drafted.token_ids) + 1):

@@ -67,7 +67,7 @@ class Drafts(MessageSurface):
         return "OK"
 
     def _decide(self, message: common_pb2.Draft, name: str, draft: Draft) -> None:
-        fixed = VERIFIERS[name].fixed_gamma
+        fixed = VERIFIERS[name].needs_every_draft
         neighbours = [] if fixed else [self._neighbour]
         *beside, decision = _decided(name, [*neighbours, draft])
         sound = (

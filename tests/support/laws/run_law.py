@@ -296,7 +296,7 @@ class RunLaw:
         self._caches, self._sizes = 1 + len(scorers), sizes
         self._rule = VERIFIERS[rule]
         # A rule with a fixed gamma has its law to the very end of the text.
-        self._room = LENGTH if self._rule.fixed_gamma else ROOM
+        self._room = LENGTH if self._rule.needs_every_draft else ROOM
         self._found: dict[Any, Any] = {}
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
         self._log_probs = LogProbsWanted() if log_probs else None

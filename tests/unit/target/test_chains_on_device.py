@@ -156,7 +156,7 @@ def _play(jobs: Sequence[Job[Any]]) -> None:
 def test_texts_are_those_of_drafts_on_the_host(
     texts: Callable[..., Any], rule: str, vocab_size: int, support: int
 ) -> None:
-    gammas = (3, 4, 1, 2) if VERIFIERS[rule].fixed_gamma else GAMMAS
+    gammas = (3, 4, 1, 2) if VERIFIERS[rule].needs_every_draft else GAMMAS
     size: dict[str, Any] = {"vocab_size": vocab_size, "support": support, "gammas": gammas}
     there = texts(rule, on_device=True, **size)
     assert there == texts(rule, on_device=False, **size)
@@ -249,7 +249,7 @@ def test_a_drafter_that_is_not_finite_ends_its_text_or_its_draft(
     # Its passes have a sequence more: a weight may be rounded the other way.
     for text in (0, 2):
         assert _without_rows(there[text]) == _without_rows(sound[text])
-    if at == 1 or VERIFIERS[rule].fixed_gamma:
+    if at == 1 or VERIFIERS[rule].needs_every_draft:
         assert _failed(there[1]) == DRAFTER
     else:
         assert there[1] == here[1]

@@ -27,7 +27,7 @@ def cases() -> list[Any]:
         )
         for name, recipe in METHODS.items()
         for rule in rules_for(recipe.drafter)
-        if rule.name in ("block", "token") or rule.fixed_gamma
+        if rule.name in ("block", "token") or rule.needs_every_draft
         for on_device in ((False, True) if name == "model" else (False,))
     ]
 
@@ -35,7 +35,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("name", "rule", "on_device"), cases())
 def test_a_run_leaves_the_law_as_it_is(name: str, rule: str, on_device: bool) -> None:
     # Behind a plain round `masks` has no rows; that it then drafts nothing is below.
-    together = VERIFIERS[rule].fixed_gamma or name == "masks"
+    together = VERIFIERS[rule].needs_every_draft or name == "masks"
     sizes = SIZES[:1] if together else SIZES
     law = RunLaw(name, rule, sizes, on_device=on_device)
     assert law.error() < TOLERANCE

@@ -59,7 +59,7 @@ CONTROLS = {
 def _law(
     name: str, rule: str, shaping: Shaping, *, on_device: bool = False, log_probs: bool = False
 ) -> RunLaw:
-    sizes = SIZES[:1] if VERIFIERS[rule].fixed_gamma else SIZES
+    sizes = SIZES[:1] if VERIFIERS[rule].needs_every_draft else SIZES
     return RunLaw(
         name,
         rule,

@@ -129,7 +129,7 @@ def test_a_verification_waits_for_the_device_once(
     host: Host, clock: Stamps, mixture: str, rule: str
 ) -> None:
     decoder = decoder_on_device(LLAMA)
-    gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
+    gammas = [3, 3, 3] if VERIFIERS[rule].needs_every_draft else [3, 2, 0]
     verify(decoder, MIXTURES[mixture], rule, gammas)
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
     assert clock.waits == 2  # with these
@@ -281,7 +281,7 @@ def test_captured_passes_stay_on_the_device(
     decoder = decoder_on_device(LLAMA)
     graph.capture_passes(decoder._backends.current, 16, 40)
     assert len(recorder.recordings) == len(graph.rooms(16, 40))
-    gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
+    gammas = [3, 3, 3] if VERIFIERS[rule].needs_every_draft else [3, 2, 0]
     verify(decoder, MIXTURES["mixed"], rule, gammas)
     draft(decoder, MIXTURES["mixed"], 16)
     assert (host.arrivals, host.devices) == (3, {"cuda"})

@@ -12,10 +12,12 @@ from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.peers.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt
 from tandem.peers.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from tandem.peers.text.record import TextRecord
+from tandem.peers.text.values import Rule
 from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
 TWO, NONE = DraftSize(2), DraftSize(0)
+BLOCK, GREEDY_BLOCK = Rule("block"), Rule("greedy_block", needs_every_draft=True)
 MOST_BYTES = 100
 
 
@@ -40,7 +42,7 @@ class Fake:
         position: int,
         news: News,
         size: DraftSize,
-        exact: bool,
+        needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
         self.asked.append((round_, position, list(news.token_ids)))
@@ -56,7 +58,7 @@ class Fake:
 class Text:
     """A text that grows, and its drafting."""
 
-    def __init__(self, drafters: list[Any], needed_by: str = "") -> None:
+    def __init__(self, drafters: list[Any], rule: Rule = BLOCK) -> None:
         self.tokens = [1, 2, 3]
         self.losses = self.left = 0
         self.round = 0
@@ -66,7 +68,7 @@ class Text:
             self.prompt,
             TextRecord(),
             lambda: 1.0,
-            needed_by,
+            rule,
             self.lose,
             self.let_go,
             MOST_BYTES,
@@ -169,7 +171,7 @@ async def test_where_there_is_none_it_is_lost_once() -> None:
 
 
 async def test_a_rule_that_needs_one_says_so() -> None:
-    text = Text([None], needed_by="greedy_block")
+    text = Text([None], GREEDY_BLOCK)
     with pytest.raises(Unavailable, match="greedy_block needs a drafter"):
         text.drafting.begin()
 
@@ -183,8 +185,8 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
 
     hurried = Hurried()
     hurried.may_open.set()
-    for needed_by in ("", "greedy_block"):
-        text = Text([hurried], needed_by)
+    for rule in (BLOCK, GREEDY_BLOCK):
+        text = Text([hurried], rule)
         text.drafting.begin()
         with pytest.raises(OutOfTime):
             await text.go(TWO)
