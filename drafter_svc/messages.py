@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafter.v1 import drafter_pb2
-from tandem.drafting.ahead.prepare import Came, Made
+from tandem.drafting.ahead.prepare import Made
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft
+from tandem.speculation.prepared_outcome import PreparedOutcome
 
 _OUTCOMES = {
-    Came.HIT: drafter_pb2.DraftedStep.OUTCOME_HIT,
-    Came.LATE: drafter_pb2.DraftedStep.OUTCOME_LATE,
-    Came.MISS: drafter_pb2.DraftedStep.OUTCOME_MISS,
+    PreparedOutcome.HIT: drafter_pb2.DraftedStep.OUTCOME_HIT,
+    PreparedOutcome.LATE: drafter_pb2.DraftedStep.OUTCOME_LATE,
+    PreparedOutcome.MISS: drafter_pb2.DraftedStep.OUTCOME_MISS,
 }
 
 
 def prepared_to(made: Made) -> drafter_pb2.DraftedStep.Prepared | None:
     """What was prepared of a draft; None where nothing was."""
-    if made.came is None:
+    if made.outcome is None:
         return None
     return drafter_pb2.DraftedStep.Prepared(
-        outcome=_OUTCOMES[made.came], ready_ns=made.ready_ns, drafts=made.drafts
+        outcome=_OUTCOMES[made.outcome], ready_ns=made.ready_ns, drafts=made.drafts
     )
 
 

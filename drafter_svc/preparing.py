@@ -11,6 +11,7 @@ from tandem.drafting.ahead.prepare import Ahead
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine.engine import Engine
 from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import DraftSize
 
 
 class Preparing:
@@ -56,8 +57,8 @@ class Preparing:
             self._send()
             return
         share = self._nodes // max(self._engine.admission.open_sequences, 1)
-        size = request.gamma, request.max_nodes
-        steps = self._ahead.prepare(request.round, draft, *size, share)
+        size = DraftSize(request.gamma, request.max_nodes)
+        steps = self._ahead.prepare(request.round, draft, size, share)
         self._job = self._engine.run_idle(self._sequence, steps, self._request_id)
         self._job.add_done_callback(self._over)
 

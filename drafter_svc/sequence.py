@@ -13,7 +13,7 @@ from drafter_svc.messages import prepared_to
 from drafter_svc.preparing import Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
-from tandem.drafting.ahead.prepare import Ahead, Came, Made, room_for
+from tandem.drafting.ahead.prepare import Ahead, Made, room_for
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
@@ -25,6 +25,8 @@ from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.telemetry.tracing.ids import SpanIds
 
 
@@ -131,14 +133,15 @@ class DraftedSequence(
             self._preparing.stop()
         # From now on nothing is prepared behind the last draft, though it be written only now.
         self._progress = Progress(self._progress.length + len(emitted), request.round)
-        step = request.round, emitted, request.gamma, request.max_nodes, feedback
+        size = DraftSize(request.gamma, request.max_nodes)
+        step = request.round, emitted, size, feedback
         steps = (
             _made(self._drafter, sequence, *step)
             if self._ahead is None
             else self._ahead.go_on(*step)
         )
         made, times = await self._engine.run(sequence, steps, self.request_id, traced)
-        if request.taken and made.came is not Came.HIT:
+        if request.taken and made.outcome is not PreparedOutcome.HIT:
             raise WrongState("draft.taken: no draft was sent for this round, text and size")
         draft = made.draft
         self._last_draft = request.round, len(draft) + len(draft.probes)
@@ -159,8 +162,8 @@ class DraftedSequence(
             "tandem.batch_size": times.batch_size,
             "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,
         }
-        if made.came is not None:
-            attributes["tandem.prepared"] = made.came.value
+        if made.outcome is not None:
+            attributes["tandem.prepared"] = made.outcome.value
             attributes["tandem.prepared.drafts"] = made.drafts
             attributes["tandem.prepared.ready_ms"] = round(made.ready_ns / 1e6, 3)
         answer = None if request.taken else drafter_pb2.SequenceResponse(drafted=drafted)
@@ -226,8 +229,7 @@ def _made(
     sequence: DraftSequence,
     round_: int,
     emitted: Sequence[int],
-    gamma: int,
-    nodes: int,
+    size: DraftSize,
     feedback: Sequence[Feedback],
 ) -> Steps[Made]:
     """The steps of a draft where nothing is prepared, on the engine's thread."""
@@ -236,5 +238,5 @@ def _made(
             sequence.shaped.extend(emitted)
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
-    draft = yield from drafter.go_on(sequence, round_, emitted, gamma, nodes, feedback)
+    draft = yield from drafter.go_on(sequence, round_, emitted, size, feedback)
     return Made(draft)

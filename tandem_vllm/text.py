@@ -11,19 +11,13 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest, PeerFailure, TandemError
 from tandem.peers.replicas.compatibility import longest_text
 from tandem.peers.replicas.drafter_of_text import DrafterOfText
-from tandem.peers.text.contracts import (
-    AheadWay,
-    Drafted,
-    DraftSize,
-    News,
-    Prompt,
-    TextDrafter,
-)
+from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt, TextDrafter
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING
 from tandem.telemetry.stages import StageTimes

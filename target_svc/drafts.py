@@ -14,6 +14,7 @@ from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
+from tandem.speculation.nodes import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from target_svc.round import TargetSequence, verify
@@ -40,7 +41,7 @@ class OwnDrafts:
     feedback: FeedbackWanted | None = None
 
     def round(
-        self, scorer: Scorer, sequence: TargetSequence, round_: int, gamma: int, nodes: int
+        self, scorer: Scorer, sequence: TargetSequence, round_: int, size: DraftSize
     ) -> Steps[tuple[Decision, StageTimes]]:
         """Draft behind what was emitted, and verify; the verdict, and where the draft's time went.
 
@@ -51,8 +52,7 @@ class OwnDrafts:
             scorer: the target's model.
             sequence: with at least two tokens.
             round_: keys the numbers.
-            gamma: most tokens of the longest path, at least 1.
-            nodes: most tokens of a tree; 0 for none beside gamma.
+            size: of the draft, at least 1 deep.
 
         Raises:
             EngineFailure: a distribution of either model was not finite.
@@ -67,13 +67,13 @@ class OwnDrafts:
             drafting.caches, drafting.shaped = sequence.caches[1:], sequence.shaped
             own.sequence = drafting
             yield from self.drafter.open(drafting)
-        method = self.drafter.go_on(drafting, round_, news, gamma, nodes, feedback)
+        method = self.drafter.go_on(drafting, round_, news, size, feedback)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
         decision = yield from verify(scorer, sequence, round_, drafted, own.wanted)
         if drafted is not decision.draft:
             _end(method, decision.draft)
-        if request.rule.needs_every_draft and len(decision.draft) < gamma:
+        if request.rule.needs_every_draft and len(decision.draft) < size.gamma:
             # It ends before a row that was not finite, and the rule is exact at full length alone.
             raise not_finite("drafter")
         return decision, times

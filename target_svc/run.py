@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.engine.answers import Decision
 from tandem.engine.asks import Report, Steps
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import DraftSize
 from tandem.telemetry.stages import StageTimes
 from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence, verify
-
-
-@dataclass(frozen=True, slots=True)
-class RunSize:
-    """What the target drafts in a round of a run.
-
-    Attributes:
-        gamma: most tokens of the longest path; 0 drafts nothing.
-        nodes: most tokens of a tree; 0 where drafts are chains.
-    """
-
-    gamma: int = 0
-    nodes: int = 0
 
 
 @dataclass
@@ -36,18 +24,18 @@ class Credit:
     """
 
     round: int
-    _granted: deque[RunSize] = field(default_factory=deque)
+    _granted: deque[DraftSize] = field(default_factory=deque)
 
     @property
     def left(self) -> int:
         """Rounds that may still begin."""
         return len(self._granted)
 
-    def grant(self, count: int, size: RunSize) -> None:
+    def grant(self, count: int, size: DraftSize) -> None:
         """Allow so many more rounds, with drafts of a size."""
         self._granted.extend([size] * count)
 
-    def take(self) -> tuple[int, RunSize]:
+    def take(self) -> tuple[int, DraftSize]:
         """Begin the next one: its number, and the size of its draft."""
         self.round += 1
         return self.round, self._granted.popleft()
@@ -89,13 +77,12 @@ def run(
     """
     request, ended = sequence.request, False
     while credit.left and not ended:
-        round_, size = credit.take()
+        round_, granted = credit.take()
+        size = replace(granted, gamma=_fitting(sequence, granted.gamma))
         draft_times = None
-        if gamma := _fitting(sequence, size.gamma):
+        if size.gamma:
             assert drafts is not None  # or no such round is granted
-            decision, draft_times = yield from drafts.round(
-                scorer, sequence, round_, gamma, size.nodes
-            )
+            decision, draft_times = yield from drafts.round(scorer, sequence, round_, size)
         else:
             wanted = None if sequence.own is None else sequence.own.wanted_now
             decision = yield from verify(scorer, sequence, round_, Draft.certain(()), wanted)

@@ -14,6 +14,7 @@ from tandem.rpc.feedback import FeedbackRoom, feedback_to, wanted_from
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
@@ -27,7 +28,7 @@ from target_svc.messages import (
 )
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
-from target_svc.run import Credit, RunRound, RunSize, run
+from target_svc.run import Credit, RunRound, run
 
 
 class VerifiedSequence(
@@ -288,7 +289,7 @@ class VerifiedSequence(
             )
         credit.grant(request.rounds, self._size(request))
 
-    def _size(self, request: target_pb2.RunStep) -> RunSize:
+    def _size(self, request: target_pb2.RunStep) -> DraftSize:
         """What the target drafts in the rounds of a request.
 
         Raises:
@@ -302,7 +303,7 @@ class VerifiedSequence(
                 " length in each round"
             )
         if not gamma:
-            return RunSize()
+            return DraftSize(0)
         if self._drafts is None:
             raise InvalidRequest("run.gamma must be 0: this target drafts nothing")
         drafter, info = self._drafts.drafter, self._drafts.info
@@ -330,7 +331,7 @@ class VerifiedSequence(
             raise InvalidRequest(
                 f"run.max_nodes must be {bool(info.max_nodes):d}..{most}, got {nodes}"
             )
-        return RunSize(gamma, nodes)
+        return DraftSize(gamma, nodes)
 
     def _say_round(self, done: RunRound, times: StageTimes) -> None:
         """Answer with a round of a run."""

@@ -22,12 +22,12 @@ from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
 from tandem.errors import TandemError
 from tandem.peers.replicas.compatibility import Capabilities
-from tandem.peers.text.contracts import DraftSize
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.metrics import RequestMetrics
 from tandem.peers.text.record import GRPC, TextRecord, TextSpans
 from tandem.peers.text.values import Generation, Request, Round, Summary
 from tandem.rpc.messages import AROUND_BYTES
+from tandem.speculation.nodes import DraftSize
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)

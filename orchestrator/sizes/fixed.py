@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.peers.text.contracts import Decided, Drafted, DraftSize, SizeChoice
+from tandem.peers.text.contracts import Decided, Drafted, SizeChoice
+from tandem.speculation.nodes import DraftSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from orchestrator.sizes.acceptance import PRIOR, Chances
 from tandem.drafting.decoders.shape import likeliest
-from tandem.peers.text.contracts import DraftSize
+from tandem.speculation.nodes import DraftSize
 
 PLAIN = DraftSize(0)
 # Goodput is known to a few percent: less than this is no reason for another size.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tandem.peers.text.contracts import Decided, Drafted, DraftSize
+from tandem.peers.text.contracts import Decided, Drafted
 from tandem.profile import Profile
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 
 # Rounds that a mean looks back on: it follows a service that became slower within seconds.
 _MEMORY = 32
@@ -95,8 +97,10 @@ class RoundTimes:
         factor = self._verify_factors[kind]
         factor.add_share(took / self._verify.at(verify.batch_size, _rows(size)), weight)
         if drafted is not None and kind:
-            self._ready.setdefault(load, Mean()).add(drafted.came == "hit", weight)
-        if drafted is not None and kind and drafted.came in ("", "miss"):
+            self._ready.setdefault(load, Mean()).add(
+                drafted.prepared is PreparedOutcome.HIT, weight
+            )
+        if drafted is not None and kind and drafted.prepared in (None, PreparedOutcome.MISS):
             draft = drafted.times
             took = draft.forward_ns + draft.numbers_ns
             self._draft_factor.add_share(took / self._drafting(size, draft.batch_size), weight)

@@ -14,17 +14,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from orchestrator.text.emission import Emission
 from orchestrator.text.target_failover import TargetWithFailover
-from tandem.peers.text.contracts import (
-    Decided,
-    Drafted,
-    DraftSize,
-    Expected,
-    SizeChoice,
-    SizePolicy,
-)
+from tandem.peers.text.contracts import Decided, Drafted, Expected, SizeChoice, SizePolicy
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Generation, Round
+from tandem.speculation.nodes import DraftSize
 from tandem.telemetry.harmless import harmless
 
 

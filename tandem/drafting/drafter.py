@@ -17,7 +17,7 @@ from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback, FeedbackWanted
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.nodes import DraftShape, DraftSize
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.request.sampling import Sampling
 
@@ -120,8 +120,7 @@ class Drafter(ABC):
         sequence: DraftSequence,
         round_: int,
         emitted: Sequence[int],
-        gamma: int,
-        budget: int = 0,
+        size: DraftSize,
         feedback: Sequence[Feedback] = (),
     ) -> Steps[Draft]:
         """Observe what was emitted since the last draft, then draft behind it.
@@ -130,15 +129,14 @@ class Drafter(ABC):
             sequence: that it continues.
             round_: number of the round.
             emitted: token ids, at least one.
-            gamma: as for `draft`.
-            budget: as for `draft`; 0 for none beside gamma.
+            size: of the draft.
             feedback: that came since the last draft, in the order of its rounds; with predictions
                 if the last one is of the last draft's round, and what was emitted is that round's
                 alone.
         """
         sequence.feedback.hear(feedback)
         self.observe(sequence, emitted)
-        return (yield from self.draft(sequence, round_, gamma, budget or gamma))
+        return (yield from self.draft(sequence, round_, size.gamma, size.nodes or size.gamma))
 
     @abstractmethod
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:

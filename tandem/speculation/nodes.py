@@ -1,8 +1,9 @@
-"""The tree structure of a draft, and the kinds of drafts."""
+"""The tree structure of a draft, and the kinds and sizes of drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 # Most nodes of a tree, which a target computes in one pass for one text.
@@ -15,6 +16,19 @@ class DraftShape(IntEnum):
     CHAIN = 1
     TREE = 2
     IID_CHAINS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSize:
+    """The most that a round drafts.
+
+    Attributes:
+        gamma: tokens of the longest path; 0 drafts nothing.
+        nodes: tokens in all, of a tree; 0 where drafts are chains, or for none beside gamma.
+    """
+
+    gamma: int
+    nodes: int = 0
 
 
 def path_to(parents: Sequence[int] | None, place: int) -> Sequence[int]:

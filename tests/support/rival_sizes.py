@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.sizes.goodput import PLAIN
-from tandem.peers.text.contracts import Decided, Drafted, DraftSize, SizeChoice, SizePolicy
+from tandem.peers.text.contracts import Decided, Drafted, SizeChoice, SizePolicy
 from tandem.profile import Profile
+from tandem.speculation.nodes import DraftSize
 from tests.support.simulated_services import SimulatedServices
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, cast
 
 from tandem.drafting.ahead.forks import Copied, ForkedCache, Placed, adopted
@@ -30,18 +29,12 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.extents import Mark
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.log_probs import TokenLogProb
 
 # Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
 _FOLLOWING = 4
-
-
-class Came(Enum):
-    """What had been prepared for the outcome that came."""
-
-    HIT = "hit"
-    LATE = "late"
-    MISS = "miss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +43,15 @@ class Made:
 
     Attributes:
         draft: see there.
-        came: None where nothing had been prepared.
+        outcome: None where nothing had been prepared.
         ready_ns: how long it had been ready when it was asked for; 0 where it was not.
         drafts: that had been prepared, finished or not.
     """
 
     draft: Draft
-    came: Came | None = None
+    outcome: PreparedOutcome | None = None
     ready_ns: int = 0
     drafts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Of a draft, as `Drafter.draft` has it."""
-
-    gamma: int
-    budget: int
 
 
 @dataclass(eq=False, slots=True)
@@ -124,7 +109,7 @@ class Preparation:
     sequence: DraftSequence
     round_: int
     draft: Draft
-    size: Size
+    size: DraftSize
     most: int
     longest: int
     acceptance: Sequence[float]
@@ -188,11 +173,10 @@ class Preparation:
         self, copied: Copied, forks: Sequence[ForkedCache], outcome: RoundOutcome
     ) -> _Candidate:
         own: DraftSequence = copied.copy([fork.twin() for fork in forks])
-        size, round_ = self.size, self.round_ + 1
-        steps = self.drafter.go_on(own, round_, outcome.token_ids, size.gamma, size.budget)
+        steps = self.drafter.go_on(own, self.round_ + 1, outcome.token_ids, self.size)
         return _Candidate(outcome, own, steps)
 
-    def resolve(self, round_: int, emitted: Sequence[int], size: Size) -> Steps[Made | None]:
+    def resolve(self, round_: int, emitted: Sequence[int], size: DraftSize) -> Steps[Made | None]:
         """The draft of the next round if its outcome is prepared, which depends on the outcome and
         the size alone; else None, and all is as if nothing had been prepared."""
         asked_ns, drafts = time.perf_counter_ns(), self.drafts
@@ -200,7 +184,7 @@ class Preparation:
         if found is None or (round_, size) != (self.round_ + 1, self.size):
             self.forget()
             return None
-        came = Came.HIT if found.draft is not None else Came.LATE
+        came = PreparedOutcome.LATE if found.draft is None else PreparedOutcome.HIT
         yield from _run([found])
         if found.draft is None:  # there was no room for it
             self.forget()
@@ -300,19 +284,16 @@ class Ahead:
         self._ranks = Ranks(ACCEPTANCE)
         self._prepared: Preparation | None = None
 
-    def prepare(
-        self, round_: int, draft: Draft, gamma: int, budget: int, nodes: int
-    ) -> Steps[None]:
+    def prepare(self, round_: int, draft: Draft, size: DraftSize, nodes: int) -> Steps[None]:
         """Prepare drafts of a size behind the draft of a round; see `Preparation.steps`.
 
         Args:
             round_: of the draft.
             draft: see there.
-            gamma: of each prepared draft, as for `Drafter.draft`.
-            budget: likewise; 0 for none beside gamma.
+            size: of each prepared draft.
             nodes: drafted tokens of all of them.
         """
-        each = min(budget or gamma, self._drafter.largest_tree or gamma)
+        each = min(size.nodes or size.gamma, self._drafter.largest_tree or size.gamma)
         if nodes < each:
             return
         self._prepared = Preparation(
@@ -320,7 +301,7 @@ class Ahead:
             sequence=self._sequence,
             round_=round_,
             draft=draft,
-            size=Size(gamma, budget),
+            size=size,
             most=nodes // each,
             longest=self._longest,
             acceptance=self._ranks.acceptance,
@@ -337,8 +318,7 @@ class Ahead:
         self,
         round_: int,
         emitted: Sequence[int],
-        gamma: int,
-        budget: int,
+        size: DraftSize,
         feedback: Sequence[Feedback],
     ) -> Steps[Made]:
         """As `Drafter.go_on`, by what is prepared where its outcome came."""
@@ -347,10 +327,8 @@ class Ahead:
         if prepared is not None:
             self._ranks.see(prepared.draft, emitted[:-1])
             drafts = prepared.drafts
-            made = yield from prepared.resolve(round_, emitted, Size(gamma, budget))
+            made = yield from prepared.resolve(round_, emitted, size)
             if made is not None:
                 return made
-        draft = yield from self._drafter.go_on(
-            self._sequence, round_, emitted, gamma, budget, feedback
-        )
-        return Made(draft, Came.MISS if drafts else None, drafts=drafts)
+        draft = yield from self._drafter.go_on(self._sequence, round_, emitted, size, feedback)
+        return Made(draft, PreparedOutcome.MISS if drafts else None, drafts=drafts)

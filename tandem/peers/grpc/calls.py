@@ -9,10 +9,9 @@ from typing import Any
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
-from tandem.peers.text.contracts import DraftSize
 from tandem.rpc import messages
 from tandem.rpc.streams.call import SequenceCall
-from tandem.speculation.nodes import depth_of
+from tandem.speculation.nodes import DraftSize, depth_of
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 

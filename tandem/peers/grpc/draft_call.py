@@ -11,16 +11,22 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import ShortDraft
 from tandem.peers.grpc.calls import MOST_STAGE_NS, CountingOn, parents_of, times_of
 from tandem.peers.grpc.deadlines import Waits
-from tandem.peers.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt
+from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall, recorded
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.telemetry.stages import StageTimes
 
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
 # In the order of drafter.proto's Outcome, from 1 on.
-_PREPARED = ("hit", "late", "miss")
+_PREPARED = {
+    drafter_pb2.DraftedStep.OUTCOME_HIT: PreparedOutcome.HIT,
+    drafter_pb2.DraftedStep.OUTCOME_LATE: PreparedOutcome.LATE,
+    drafter_pb2.DraftedStep.OUTCOME_MISS: PreparedOutcome.MISS,
+}
 
 
 class _Sent(NamedTuple):
@@ -123,17 +129,19 @@ class DraftCall:
             send_ahead=ahead is AheadWay.SENT,
         )
         sent = await self._sent(step) if self._sending is not None and self._call.heard() else None
+        outcome: PreparedOutcome | None = PreparedOutcome.HIT
         if sent is not None:
             step.taken = True
             self._call.tell(drafter_pb2.SequenceRequest(draft=step), int(step.send_ahead))
-            self._record.note_prepared("hit", sent.prepared)
-            draft, times, came = sent.draft, StageTimes(), "hit"
+            self._record.note_prepared(PreparedOutcome.HIT, sent.prepared)
+            draft, times = sent.draft, StageTimes()
         else:
             drafted = await self._ask(step)
             draft, times = drafted.draft, times_of(self._call, drafted)
-            came = self._note_prepared(drafted)
+            outcome = self._note_prepared(drafted)
         self._sending = step if step.send_ahead else None
-        return replace(self._checked(draft, size, needs_every_draft, times), ahead=ahead, came=came)
+        checked = self._checked(draft, size, needs_every_draft, times)
+        return replace(checked, ahead=ahead, prepared=outcome)
 
     async def _sent(self, step: drafter_pb2.DraftStep) -> _Sent | None:
         """The draft of a step among those that were sent ahead, which have come; None if it is not
@@ -193,18 +201,18 @@ class DraftCall:
         weight = self._check(draft, token_ids)
         return Drafted(token_ids, parents, draft, weight, times)
 
-    def _note_prepared(self, drafted: drafter_pb2.DraftedStep) -> str:
-        """Count what became of prepared drafts; see `Drafted.came`.
+    def _note_prepared(self, drafted: drafter_pb2.DraftedStep) -> PreparedOutcome | None:
+        """Count what became of prepared drafts; see `Drafted.prepared`.
 
         Raises:
             PeerFailure: it cannot be that.
         """
         if not drafted.HasField("prepared"):
-            return ""
+            return None
         prepared, expect = drafted.prepared, self._call.expect
         expect("drafted.prepared.outcome", prepared.outcome, 1, len(_PREPARED))
         expect("drafted.prepared.ready_ns", prepared.ready_ns, 0, MOST_STAGE_NS)
-        outcome = _PREPARED[prepared.outcome - 1]
+        outcome = _PREPARED[prepared.outcome]
         self._record.note_prepared(outcome, prepared.drafts, prepared.ready_ns)
         return outcome
 

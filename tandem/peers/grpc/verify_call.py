@@ -13,10 +13,11 @@ from opentelemetry.util.types import AttributeValue
 from tandem.common.v1 import common_pb2
 from tandem.peers.grpc.calls import CountingOn, checked_times, parents_of, times_of
 from tandem.peers.grpc.deadlines import Waits
-from tandem.peers.text.contracts import Decided, Drafted, DraftSize, Prompt
+from tandem.peers.text.contracts import Decided, Drafted, Prompt
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.streams.call import SequenceCall
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.tracing.spans import Span

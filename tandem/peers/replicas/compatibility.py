@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
-from tandem.peers.text.contracts import DraftSize
 from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
 from tandem.rpc.feedback import spec_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.speculation.feedback import FeedbackGiven, misfit
+from tandem.speculation.nodes import DraftSize
 from tandem.target.v1 import target_pb2
 
 

@@ -8,7 +8,8 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from tandem.errors import TandemError
-from tandem.speculation.nodes import depth_of, path_to
+from tandem.speculation.nodes import DraftSize, depth_of, path_to
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
@@ -64,19 +65,6 @@ class AheadWay(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSize:
-    """The most that a round drafts.
-
-    Attributes:
-        gamma: tokens of the longest path; 0 drafts nothing.
-        nodes: tokens in all, of a tree; 0 where drafts are chains.
-    """
-
-    gamma: int
-    nodes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Expected:
     """What a round is expected to bring.
 
@@ -125,7 +113,7 @@ class Drafted:
         times: the drafter's.
         asked: the size that was asked for, where the target drafted: perhaps some rounds ago.
         ahead: how the next drafts were asked to be prepared behind this one.
-        came: what of it had been prepared: "hit", "late" or "miss"; empty where nothing was.
+        prepared: what of it had been prepared; None where nothing was.
     """
 
     token_ids: Sequence[int]
@@ -135,7 +123,7 @@ class Drafted:
     times: StageTimes
     asked: DraftSize | None = None
     ahead: AheadWay = AheadWay.NOTHING
-    came: str = ""
+    prepared: PreparedOutcome | None = None
 
     @property
     def gamma(self) -> int:

@@ -18,10 +18,11 @@ from tandem.errors import (
     TandemError,
     Unavailable,
 )
-from tandem.peers.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt, TextDrafter
+from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt, TextDrafter
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
 from tandem.rpc.status import notes_of
+from tandem.speculation.nodes import DraftSize
 
 _log = structlog.get_logger(__name__)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tandem.peers.text.measures import TextCounts, TextTimes
 from tandem.peers.text.values import Origin, Round
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.stages import WAITS
 from tandem.telemetry.tracing.ids import SpanIds
@@ -39,7 +40,7 @@ class RequestMetrics:
             origin: counter(metrics.TOKENS_EMITTED, origin.value) for origin in Origin
         }
         self._ahead = {
-            outcome: counter(metrics.DRAFTS_AHEAD, outcome) for outcome in ("hit", "late", "miss")
+            outcome: counter(metrics.DRAFTS_AHEAD, outcome.value) for outcome in PreparedOutcome
         }
         self._undecided = counter(metrics.WASTED_TOKENS, "undecided")
         self._behind_end = counter(metrics.WASTED_TOKENS, "behind_end")
@@ -58,7 +59,7 @@ class RequestMetrics:
         """A text goes on without its drafter, or ends."""
         self._lost_drafters.value += 1
 
-    def count_prepared(self, outcome: str) -> None:
+    def count_prepared(self, outcome: PreparedOutcome) -> None:
         """A draft was asked for that might have been prepared."""
         self._ahead[outcome].value += 1
 

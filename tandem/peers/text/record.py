@@ -15,6 +15,7 @@ from tandem.peers.text.measures import TextCounts, TextTimes
 from tandem.peers.text.metrics import RequestMetrics
 from tandem.peers.text.values import FinishReason, Round
 from tandem.rpc.status import code_of
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.telemetry.harmless import harmless
 from tandem.telemetry.logs import bind_span
 from tandem.telemetry.tracing.ids import SpanIds
@@ -195,17 +196,17 @@ class TextRecord:
             with harmless:
                 self._metrics.lose_drafter()
 
-    def note_prepared(self, outcome: str, drafts: int, ready_ns: int = 0) -> None:
+    def note_prepared(self, outcome: PreparedOutcome, drafts: int, ready_ns: int = 0) -> None:
         """A round's draft may have been prepared.
 
         Args:
-            outcome: "hit", "late" or "miss".
+            outcome: what of it.
             drafts: that had been prepared for the round.
             ready_ns: how long the draft had been ready at the drafter when it was asked for.
         """
         self.spans.describe(
             {
-                "tandem.prepared": outcome,
+                "tandem.prepared": outcome.value,
                 "tandem.prepared.drafts": drafts,
                 "tandem.prepared.ready_ms": round(ready_ns / 1e6, 3),
             }

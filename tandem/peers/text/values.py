@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tandem.peers.text.contracts import DraftSize, Expected
+from tandem.peers.text.contracts import Expected
 from tandem.peers.text.measures import TextCounts, TextTimes
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 

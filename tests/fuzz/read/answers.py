@@ -12,12 +12,13 @@ from orchestrator.sizes.goodput import sizes
 from tandem.drafter.v1 import drafter_pb2
 from tandem.peers.grpc.draft_call import DraftCall
 from tandem.peers.grpc.verify_call import VerifyCall
-from tandem.peers.text.contracts import Decided, Drafted, DraftSize, News
+from tandem.peers.text.contracts import Decided, Drafted, News
 from tandem.peers.text.measures import TextTimes
 from tandem.peers.text.record import TextRecord
 from tandem.profile import Profile
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
+from tandem.speculation.nodes import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.fuzz import seeds
 from tests.fuzz.read.surface import MessageSurface, Violation

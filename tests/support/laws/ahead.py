@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.drafting.ahead.prepare import Ahead, Came, Made, room_for
+from tandem.drafting.ahead.prepare import Ahead, Made, room_for
 from tandem.drafting.drafter import DraftSequence
 from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration, key_of
 from tests.support.laws.tables import PROMPT, Answering, Chooser, runs
@@ -42,7 +44,7 @@ class PreparedDrafts:
 
     def __init__(self, enumeration: Enumeration, nodes: int, make: type[Ahead] = Ahead) -> None:
         self._of, self._nodes, self._make = enumeration, nodes, make
-        self.came: Counter[Came | None] = Counter()
+        self.came: Counter[PreparedOutcome | None] = Counter()
         enumeration.room = room_for(nodes, enumeration.nodes)
 
     def error(self, passes: int) -> float:
@@ -60,7 +62,7 @@ class PreparedDrafts:
         return max(errors)
 
     def _law(self, before: bytes, draft: Draft, news: Sequence[int], left: int, passes: int) -> Law:
-        gamma, budget = min(self._of.gamma, left), self._of.nodes
+        size = DraftSize(min(self._of.gamma, left), self._of.nodes)
 
         def run(chooser: Chooser) -> tuple[Draft, bytes]:
             own: DraftSequence = pickle.loads(before)
@@ -68,10 +70,10 @@ class PreparedDrafts:
             ahead = self._make(self._of.drafter, own, 1 << 20)
             answering = Answering(chooser, tuple(own.token_ids[:-1]), self._of.found)
             answering.explores = lambda behind: behind[: len(text)] == text
-            answering.run(ahead.prepare(ROUND, draft, gamma, budget, self._nodes), passes)
-            steps = ahead.go_on(ROUND + 1, news, gamma, budget, ())
+            answering.run(ahead.prepare(ROUND, draft, size, self._nodes), passes)
+            steps = ahead.go_on(ROUND + 1, news, size, ())
             made: Made = answering.run(steps)
-            self.came[made.came] += 1
+            self.came[made.outcome] += 1
             return made.draft, pickle.dumps(own)
 
         results = [(made, after, weight) for (made, after), weight in runs(run)]

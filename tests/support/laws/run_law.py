@@ -35,6 +35,7 @@ from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
@@ -44,7 +45,7 @@ from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
-from target_svc.run import Credit, RunRound, RunSize, run
+from target_svc.run import Credit, RunRound, run
 from tests.support.laws.methods import key_of
 from tests.support.laws.shaping import said_of
 from tests.support.laws.tables import (
@@ -71,7 +72,7 @@ PROBES = 8
 ROOM = LENGTH + 2 * GAMMA
 SEED = 4
 # Several grants: plain rounds between drafts, which the drafter is told of later.
-SIZES = (RunSize(GAMMA, NODES), RunSize(), RunSize(GAMMA, NODES))
+SIZES = (DraftSize(GAMMA, NODES), DraftSize(0), DraftSize(GAMMA, NODES))
 
 
 class RunAnswering(Answering):
@@ -273,7 +274,7 @@ class RunLaw:
         self,
         name: str,
         rule: str,
-        sizes: Sequence[RunSize],
+        sizes: Sequence[DraftSize],
         *,
         on_device: bool = False,
         shaped: Callable[[], ShapedText] | None = None,
@@ -323,7 +324,7 @@ class RunLaw:
             own.untold = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence
 
-    def _rounds(self, state: State, size: RunSize) -> Iterator[tuple[State, float]]:
+    def _rounds(self, state: State, size: DraftSize) -> Iterator[tuple[State, float]]:
         """All that a round may come to, with its probability."""
         copies = _Copies(state.sequence)
 

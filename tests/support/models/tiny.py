@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafter_svc.settings import DrafterSettings
-from tandem.drafting.ahead.prepare import Ahead, Came, room_for
+from tandem.drafting.ahead.prepare import Ahead, room_for
 from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
@@ -28,6 +28,8 @@ from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
@@ -97,7 +99,7 @@ class DrafterEngine(Engine):
         self.drafter: Drafter = ModelDrafter(decoder, Truncation(0.999, 512))
         # Drafted tokens that may be prepared, how what was prepared came, and when to stop.
         self.ahead_nodes = 0
-        self.came: list[Came | None] = []
+        self.came: list[PreparedOutcome | None] = []
         self.steps_ahead: Callable[[], int] = lambda: MANY
         self._aheads: dict[DraftSequence, Ahead] = {}
 
@@ -116,14 +118,14 @@ class DrafterEngine(Engine):
         budget: int = 0,
         feedback: Sequence[Feedback] = (),
     ) -> Draft:
-        ahead = self._aheads.get(sequence)
+        ahead, size = self._aheads.get(sequence), DraftSize(gamma, budget)
         if ahead is None:
-            steps = self.drafter.go_on(sequence, round_, news, gamma, budget, feedback)
+            steps = self.drafter.go_on(sequence, round_, news, size, feedback)
             return (await self.run(sequence, steps))[0]
-        made, _ = await self.run(sequence, ahead.go_on(round_, news, gamma, budget, feedback))
+        made, _ = await self.run(sequence, ahead.go_on(round_, news, size, feedback))
         draft = made.draft
-        self.came.append(made.came)
-        steps_ahead = ahead.prepare(round_, draft, gamma, budget, self.ahead_nodes)
+        self.came.append(made.outcome)
+        steps_ahead = ahead.prepare(round_, draft, size, self.ahead_nodes)
         prepared = first_of(steps_ahead, self.steps_ahead())
         with suppress(asyncio.CancelledError):
             await self.run_idle(sequence, prepared)

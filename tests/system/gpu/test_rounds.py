@@ -19,7 +19,7 @@ from tandem.engine.asks import Truncation
 from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.nodes import DraftShape, DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
@@ -27,7 +27,7 @@ from target_svc import run as runs
 from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
-from target_svc.run import Credit, RunSize
+from target_svc.run import Credit
 from tests.unit.inference.passes.fake_device import (
     GREEDY,
     PLAIN,
@@ -98,7 +98,9 @@ def one_round(
     opened = run(stepper, verifying, lambda one: rounds.open_(target, one, 0))
     first = {id(one): each.next_token for one, each in zip(drafting, opened, strict=True)}
     with counted() as count:
-        drafts = run(stepper, drafting, lambda one: drafter.go_on(one, 1, [first[id(one)]], 3, 6))
+        drafts = run(
+            stepper, drafting, lambda one: drafter.go_on(one, 1, [first[id(one)]], DraftSize(3, 6))
+        )
         drafted = count()
     own = dict(zip(map(id, verifying), drafts, strict=True))
     with counted() as count:
@@ -137,7 +139,7 @@ def test_a_round_with_a_draft_inside_waits_once(rule: str) -> None:
 
     def begin(sequence: TargetSequence) -> Any:
         credit = Credit(0)
-        credit.grant(3, RunSize(3, 0))
+        credit.grant(3, DraftSize(3, 0))
         return runs.run(target, sequence, credit, own)
 
     for _ in range(2):

@@ -24,6 +24,7 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
@@ -31,7 +32,7 @@ from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence, open_
-from target_svc.run import Credit, RunRound, RunSize, run
+from target_svc.run import Credit, RunRound, run
 from tests.support.models.tiny import random_llama
 
 # Of the target; drafters may know fewer ids, or more.
@@ -126,7 +127,7 @@ def texts(decoders: dict[int, Decoder]) -> Iterator[Callable[..., list[Told | Ba
 def _rounds(scorer: Any, sequence: TargetSequence, own: OwnDrafts, gamma: int) -> Steps[None]:
     yield from open_(scorer, sequence, 0)
     credit = Credit(0)
-    credit.grant(ROUNDS, RunSize(gamma))
+    credit.grant(ROUNDS, DraftSize(gamma))
     yield from run(scorer, sequence, credit, own)
 
 

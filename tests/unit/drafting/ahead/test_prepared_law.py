@@ -10,8 +10,10 @@ import pytest
 from tandem.drafting.ahead import prepare
 from tandem.drafting.ahead.forks import ForkedCache
 from tandem.drafting.ahead.outcomes import RoundOutcome
-from tandem.drafting.ahead.prepare import Ahead, Came, Made
+from tandem.drafting.ahead.prepare import Ahead, Made
 from tandem.engine.asks import Steps
+from tandem.speculation.nodes import DraftSize
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tests.support.laws.ahead import PreparedDrafts
 from tests.unit.drafting.test_methods import SEEN, TOLERANCE, made
 
@@ -38,35 +40,35 @@ MANY = 1 << 30
 def test_what_was_prepared_has_the_law_of_what_was_not(name: str, passes: int) -> None:
     prepared = PreparedDrafts(made(name, 1, zeros=True, length=3), ALL)
     assert prepared.error(passes) < TOLERANCE
-    assert prepared.came[Came.HIT] > 0 or passes < MANY
-    assert prepared.came[Came.LATE] > 0 or passes != 2
+    assert prepared.came[PreparedOutcome.HIT] > 0 or passes < MANY
+    assert prepared.came[PreparedOutcome.LATE] > 0 or passes != 2
 
 
 class LooksGood(Ahead):
     """Uses what was prepared if it looks likely; else drafts anew."""
 
     def go_on(
-        self, round_: int, emitted: Sequence[int], gamma: int, budget: int, features: Any
+        self, round_: int, emitted: Sequence[int], size: DraftSize, feedback: Any
     ) -> Steps[Made]:
         prepared = self._prepared
         for one in () if prepared is None else prepared._all:
             if one.draft is not None and one.draft.token_ids[0] == 2:
                 one.outcome = RoundOutcome((), 0.0)
-        return (yield from super().go_on(round_, emitted, gamma, budget, features))
+        return (yield from super().go_on(round_, emitted, size, feedback))
 
 
 class DraftsOn(Ahead):
     """Goes on with the draft that it was to confirm, whatever was emitted."""
 
     def go_on(
-        self, round_: int, emitted: Sequence[int], gamma: int, budget: int, features: Any
+        self, round_: int, emitted: Sequence[int], size: DraftSize, feedback: Any
     ) -> Steps[Made]:
         prepared = self._prepared
         if prepared is not None and prepared._all:
             likeliest = prepared._all[0]
             likeliest.outcome = RoundOutcome(tuple(emitted), 1.0)
             prepared._all = [likeliest]
-        return (yield from super().go_on(round_, emitted, gamma, budget, features))
+        return (yield from super().go_on(round_, emitted, size, feedback))
 
 
 @pytest.mark.parametrize("mutant", [LooksGood, DraftsOn])

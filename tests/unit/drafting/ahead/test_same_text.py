@@ -10,8 +10,9 @@ import pytest
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.ahead.outcomes import RoundOutcome
-from tandem.drafting.ahead.prepare import Came, Preparation
+from tandem.drafting.ahead.prepare import Preparation
 from tandem.drafting.methods import METHODS
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.suited import rules_for
 from tests.support.models.tiny import (
@@ -43,7 +44,7 @@ CASES = [
 
 async def text_of(
     name: str, rule: str, sampling: Sampling, nodes: int, passes: int = MANY, **keys: Any
-) -> tuple[list[int], Counter[Came | None]]:
+) -> tuple[list[int], Counter[PreparedOutcome | None]]:
     """A text, and what became of prepared drafts; each preparation is left behind random many
     passes, at most `passes`."""
     target = make_target(random_llama(1))
@@ -73,7 +74,7 @@ async def test_numbers_of_another_round_are_seen(monkeypatch: pytest.MonkeyPatch
     plain, _ = await text_of("model", "block", SAMPLED, 0)
     monkeypatch.setattr(Preparation, "_begin", late)
     other, came = await text_of("model", "block", SAMPLED, 60)
-    assert came[Came.HIT] > 0
+    assert came[PreparedOutcome.HIT] > 0
     assert other != plain
 
 
@@ -103,11 +104,11 @@ async def test_what_was_prepared_changes_no_token(name: str, rule: str, sampling
     assert not none
     whole, came = await text_of(name, rule, sampling, 60)
     assert whole == plain
-    assert came[Came.HIT] > 3
-    assert came[Came.MISS] > 0
+    assert came[PreparedOutcome.HIT] > 3
+    assert came[PreparedOutcome.MISS] > 0
     cut, came = await text_of(name, rule, sampling, 60, passes=3)
     assert cut == plain
-    assert came[Came.LATE] > 1
+    assert came[PreparedOutcome.LATE] > 1
 
 
 async def test_a_text_learns_its_threshold_from_prepared_drafts_too() -> None:
@@ -115,5 +116,5 @@ async def test_a_text_learns_its_threshold_from_prepared_drafts_too() -> None:
     keys: dict[str, Any] = {"stop": "adaptive", "threshold": 0.3}
     plain, _ = await text_of("model", "block", SAMPLED, 0, **keys)
     found, came = await text_of("model", "block", SAMPLED, 60, **keys)
-    assert came[Came.HIT] > 3
+    assert came[PreparedOutcome.HIT] > 3
     assert found == plain

@@ -41,6 +41,7 @@ from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback, FeedbackWanted
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
@@ -49,7 +50,7 @@ from target_svc import run as runs
 from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
-from target_svc.run import Credit, RunSize
+from target_svc.run import Credit
 from tests.support.devices.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
@@ -269,7 +270,7 @@ def draft_inside(
 
     def begin(sequence: TargetSequence) -> Any:
         credit = Credit(0)
-        credit.grant(rounds_, RunSize(3, nodes))
+        credit.grant(rounds_, DraftSize(3, nodes))
         return runs.run(target, sequence, credit, own)
 
     run(stepper, sequences, begin)

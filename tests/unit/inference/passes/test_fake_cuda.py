@@ -27,6 +27,7 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.heads import head
 from tandem.inference.kv import size
 from tandem.inference.passes import cuda_graphs as graph
+from tandem.speculation.nodes import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from tests.support.devices.flex import Kernel
@@ -107,7 +108,7 @@ def test_a_draft_with_branches_stays_on_the_device(
     run(stepper, sequences, drafter.open)
 
     def begin(sequence: DraftSequence) -> Any:
-        return drafter.go_on(sequence, 1, [5], 3, 6)
+        return drafter.go_on(sequence, 1, [5], DraftSize(3, 6))
 
     for drafted in run(stepper, sequences, begin):
         assert len(drafted) > 0

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from orchestrator.text.target_failover import TargetWithFailover
-from tandem.peers.text.contracts import Decided, DraftSize
+from tandem.peers.text.contracts import Decided
 from tandem.peers.text.values import Generation, Rule, Stopping
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 

@@ -13,10 +13,11 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import PeerFailure
 from tandem.peers.grpc.calls import CountingOn
 from tandem.peers.grpc.draft_call import DraftCall
-from tandem.peers.text.contracts import AheadWay, Drafted, DraftSize, News
+from tandem.peers.text.contracts import AheadWay, Drafted, News
 from tandem.peers.text.record import TextRecord
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
+from tandem.speculation.nodes import DraftSize
 from tests.support.wire.fakes import PATIENT
 
 SIZE = DraftSize(2)

@@ -9,10 +9,11 @@ import pytest
 
 from tandem.common.v1 import common_pb2
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
-from tandem.peers.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt
+from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt
 from tandem.peers.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
+from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
