@@ -11,7 +11,7 @@ from tandem.drafting.ahead.prepare import Ahead
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine.engine import Engine
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 
 
 class Preparing:

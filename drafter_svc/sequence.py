@@ -25,8 +25,8 @@ from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.tracing.ids import SpanIds
 
 

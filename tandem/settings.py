@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tandem.errors import StartupError
-from tandem.speculation.nodes import MOST_NODES as MOST_NODES  # a bound of settings too
+from tandem.speculation.tree import MOST_NODES as MOST_NODES  # a bound of settings too
 
 # Of one round. The orchestrator's GAMMA has the same bound.
 LONGEST_DRAFT = 64

@@ -17,9 +17,9 @@ from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tandem_vllm.pool import DrafterPool
 

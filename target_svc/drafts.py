@@ -14,7 +14,7 @@ from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from target_svc.round import TargetSequence, verify

@@ -182,9 +182,9 @@ def verify(
     tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
     if isinstance(draft, Draft) and draft.parents is not None:
         places = draft.row_of_places()
-        nodes = [node for node, home in enumerate(draft.homes()) if home == node + 1]
-        tokens = [draft.token_ids[node] for node in nodes]
-        parents = [places[draft.parents[node]] for node in nodes]
+        computed = draft.computed()
+        tokens = [draft.token_ids[place - 1] for place in computed]
+        parents = [places[draft.parents[place - 1]] for place in computed]
     probes = draft.probes if isinstance(draft, Draft) else NO_PROBES
     paths: list[Sequence[int]] = []
     if sequence.shaped is not None:
@@ -302,5 +302,5 @@ def _paths(draft: Draft) -> list[Sequence[int]]:
     """The tokens on the way to each row of a pass over the last token and a draft."""
     if draft.parents is None:
         return _prefixes(draft.token_ids)
-    places = [0, *(home for node, home in enumerate(draft.homes()) if home == node + 1)]
+    places = (0, *draft.computed())
     return [[draft.token_ids[at - 1] for at in draft.path_to(place)] for place in places]

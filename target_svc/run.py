@@ -9,7 +9,7 @@ from tandem.engine.answers import Decision
 from tandem.engine.asks import Report, Steps
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence, verify

@@ -14,8 +14,8 @@ from tandem.rpc.feedback import FeedbackRoom, feedback_to, wanted_from
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds

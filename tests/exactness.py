@@ -39,9 +39,9 @@ from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc import messages
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING, Shaping
+from tandem.speculation.tree import DraftShape
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.suited import rules_for
 from tests.support.models.greedy import compare_greedy

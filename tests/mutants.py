@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "target: a tree's parents are off by one",
         "target_svc/round.py",
-        "parents = [places[draft.parents[node]] for node in nodes]",
-        "parents = [places[max(draft.parents[node] - 1, 0)] for node in nodes]",
+        "parents = [places[draft.parents[place - 1]] for place in computed]",
+        "parents = [places[max(draft.parents[place - 1] - 1, 0)] for place in computed]",
         (_TREE_LAWS,),
     ),
     Mutant(

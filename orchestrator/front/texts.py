@@ -27,7 +27,7 @@ from tandem.peers.text.metrics import RequestMetrics
 from tandem.peers.text.record import GRPC, TextRecord, TextSpans
 from tandem.peers.text.values import Generation, Request, Round, Summary
 from tandem.rpc.messages import AROUND_BYTES
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)

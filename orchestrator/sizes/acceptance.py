@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from tandem.drafting.decoders.shape import ACCEPTANCE
 from tandem.peers.text.contracts import Decided, Drafted
+from tandem.speculation.tree import Tree
 
 # What counts as one observation: of the first of all siblings, the second, and later ones.
-PRIOR = (0.74, 0.08, 0.035)
+PRIOR = ACCEPTANCE
 # Drafts that an estimate looks back on: its error is 0.05, and a drafter that turns bad is left
 # within twenty rounds.
 _MEMORY = 12
@@ -93,9 +95,9 @@ class AcceptanceEstimate:
         """Observe what became of a draft, where its context was emitted."""
         for share in self._first.values():
             share.fade(1 - 1 / _MEMORY)
-        for depth, node in enumerate(drafted.first_children(decided.place)):
-            self._first[depth].add(min(decided.overlaps[node], 1.0))
-        for rank, kept in later_siblings(drafted.parents, decided.place):
+        for depth, child in enumerate(drafted.tree.first_children(decided.place)):
+            self._first[depth].add(min(decided.overlaps[child - 1], 1.0))
+        for rank, kept in _later_siblings(drafted.tree, decided.place):
             share = self._later[min(rank, len(self._later)) - 1]
             share.fade(1 - 1 / _MEMORY)
             share.add(kept)
@@ -103,14 +105,12 @@ class AcceptanceEstimate:
             self._everyone.observe(drafted, decided)
 
 
-def later_siblings(parents: Sequence[int] | None, place: int) -> list[tuple[int, bool]]:
-    """Of each that hangs on the way to a place or there: its rank, and whether it was kept."""
+def _later_siblings(tree: Tree, place: int) -> list[tuple[int, bool]]:
+    """Of each that hangs on the way to a place or there, deepest first: its rank, and whether it
+    was kept."""
+    path = [0, *tree.path_to(place)]
     seen: list[tuple[int, bool]] = []
-    kept: int | None = None
-    while parents is not None:
-        siblings = [node + 1 for node, parent in enumerate(parents) if parent == place]
-        seen += [(rank, siblings[rank] == kept) for rank in range(1, len(siblings))]
-        if not place:
-            break
-        kept, place = place, parents[place - 1]
+    for at, kept in zip(path[::-1], [None, *path[:0:-1]], strict=True):
+        later = enumerate(tree.children_of(at)[1:], 1)
+        seen += [(rank, sibling == kept) for rank, sibling in later]
     return seen

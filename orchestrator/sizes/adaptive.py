@@ -10,7 +10,7 @@ from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
 from orchestrator.sizes.round_times import SLOW, Mean, RoundTimes, load_of
 from tandem.peers.text.contracts import Decided, Drafted, Expected, SizeChoice
 from tandem.profile import Profile
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 
 # Ranking takes far longer than the rest of a choice, and little changes from round to round. Of
 # several texts, fewer rounds say as much.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.sizes.goodput import WORTH_IT
 from orchestrator.sizes.round_times import Mean, load_of
 from tandem.peers.text.contracts import AheadWay, Decided, Drafted, SizeChoice, SizePolicy
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 
 # Rounds of each text that show what a way is worth; one that lost is tried again for as many, and
 # such trials take a share of the rounds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.peers.text.contracts import Decided, Drafted, SizeChoice
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from orchestrator.sizes.acceptance import PRIOR, Chances
 from tandem.drafting.decoders.shape import likeliest
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize, Tree
 
 PLAIN = DraftSize(0)
 # Goodput is known to a few percent: less than this is no reason for another size.
@@ -51,17 +51,8 @@ def sizes(
 @lru_cache(maxsize=256)
 def _nodes_of(size: DraftSize) -> tuple[tuple[int, int, int], ...]:
     """Of each node of the likeliest tree: its parent (0 the root), depth and rank; in order."""
-    found: list[tuple[int, int, int]] = []
-    above = [0]
-    for depth, level in enumerate(likeliest(PRIOR, size.gamma, size.nodes).levels, 1):
-        here: list[int] = []
-        ranks: dict[int, int] = {}
-        for parent in level:
-            rank = ranks[parent] = ranks.get(parent, -1) + 1
-            found.append((above[parent], depth, rank))
-            here.append(len(found))
-        above = here
-    return tuple(found)
+    tree = Tree(likeliest(PRIOR, size.gamma, size.nodes).parents())
+    return tuple(zip(tree.parents, tree.depths[1:], tree.ranks, strict=True))
 
 
 def _times(one: float, other: float) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tandem.peers.text.contracts import Decided, Drafted
 from tandem.profile import Profile
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
+from tandem.speculation.tree import DraftSize
 
 # Rounds that a mean looks back on: it follows a service that became slower within seconds.
 _MEMORY = 32

@@ -18,7 +18,7 @@ from tandem.peers.text.contracts import Decided, Drafted, Expected, SizeChoice, 
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Generation, Round
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.harmless import harmless
 
 
@@ -133,7 +133,7 @@ class Session:
                 "tandem.nodes": len(drafted.token_ids) if drafted else 0,
                 "tandem.place": decided.place,
                 "tandem.accepted": decided.num_accepted,
-                "tandem.bonus": drafted is None or drafted.ends_at(decided.place),
+                "tandem.bonus": drafted is None or drafted.tree.is_leaf(decided.place),
                 "tandem.verifier": self._generation.verifier,
             }
         )

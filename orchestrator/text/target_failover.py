@@ -12,8 +12,8 @@ from tandem.errors import Exhausted, Unavailable
 from tandem.peers.text.contracts import Decided, Drafted, Prompt, TextPeers, TextTarget
 from tandem.peers.text.values import Generation
 from tandem.rpc.status import notes_of
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted
+from tandem.speculation.tree import DraftSize
 
 _log = structlog.get_logger(__name__)
 

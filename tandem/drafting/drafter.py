@@ -17,9 +17,9 @@ from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback, FeedbackWanted
-from tandem.speculation.nodes import DraftShape, DraftSize
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftShape, DraftSize
 
 
 @dataclass(eq=False)

@@ -9,11 +9,11 @@ import numpy as np
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.probes import NO_PROBES, Probes
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
+from tandem.speculation.tree import DraftShape
 from tandem.telemetry.stages import StageTimes
 
 PROTOCOL_VERSION = 2

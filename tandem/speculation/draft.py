@@ -10,8 +10,8 @@ from itertools import accumulate, chain
 import numpy as np
 import numpy.typing as npt
 
-from tandem.speculation.nodes import DraftShape, depth_of, path_to
 from tandem.speculation.probes import NO_PROBES, Probes
+from tandem.speculation.tree import DraftShape, Tree
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -106,6 +106,11 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def tree(self) -> Tree:
+        """Where its nodes hang."""
+        return Tree.of(self.parents, len(self.token_ids))
+
     def places(self) -> Sequence[int]:
         """The place that each node hangs at."""
         return range(len(self.token_ids)) if self.parents is None else self.parents
@@ -115,13 +120,13 @@ class Draft:
         return range(len(self.token_ids)) if self.row_of is None else self.row_of
 
     def homes(self) -> Sequence[int]:
-        """The place that each node leads to: its own; for a twin, which repeats an earlier
-        sibling's token, that sibling's."""
-        if self.parents is None:
-            return range(1, len(self.token_ids) + 1)
-        first: dict[tuple[int, int], int] = {}
-        nodes = zip(self.parents, self.token_ids, strict=True)
-        return [first.setdefault(node, place) for place, node in enumerate(nodes, 1)]
+        """The place that each node leads to, see `Tree.homes`."""
+        return self.tree.homes(self.token_ids)
+
+    def computed(self) -> Sequence[int]:
+        """The places whose nodes a target computes: all but those of twins."""
+        homes = self.homes()
+        return homes if self.parents is None else sorted(set(homes))
 
     def row_of_places(self) -> Sequence[int]:
         """For each place, its row in a pass over the last token and the nodes except twins."""
@@ -134,7 +139,7 @@ class Draft:
 
     def path_to(self, place: int) -> Sequence[int]:
         """The places on the way from the root to a place, without the root."""
-        return path_to(self.parents, place)
+        return self.tree.path_to(place)
 
     def emitted(self, place: int, next_token: int) -> list[int]:
         """What is emitted where the last kept node is at a place: the way to it, then a token."""
@@ -185,7 +190,7 @@ class Draft:
     @property
     def depth(self) -> int:
         """Number of nodes of the longest path."""
-        return depth_of(self.parents, len(self.token_ids))
+        return self.tree.depth
 
     def check_shape(self, vocab_size: int) -> None:
         """Check everything except the rows' contents, which `faults` checks for a batch.

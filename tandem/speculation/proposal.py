@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.draft import Draft
-from tandem.speculation.tree import Tree
+from tandem.speculation.tree_batch import TreeBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class NodeLayout:
             siblings are independent.
     """
 
-    tree: Tree
+    tree: TreeBatch
     row_of: Tensor
     distinct: Tensor
     left: Tensor
@@ -80,7 +80,7 @@ class Proposal:
         if parents is None:
             return cls(tokens, lengths, ids, draft_probs, draft_probs)
         drafted = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
-        tree = Tree.of(parents, drafted, tokens.device)
+        tree = TreeBatch.of(parents, drafted, tokens.device)
         if row_of is None:
             row_of = torch.arange(most, device=tokens.device).expand(batch, most)
         left = torch.ones(batch, most, dtype=torch.float64, device=tokens.device)
@@ -183,7 +183,7 @@ def _branches(drafts: Sequence[Draft], most: int, device: torch.device | str) ->
         row_of[b, : len(draft)] = draft.rows_of_nodes()
         if draft.distinct:
             left[b, : len(draft)] = draft.left_by_siblings()
-    tree = Tree.of(
+    tree = TreeBatch.of(
         [draft.places() for draft in drafts], [draft.token_ids for draft in drafts], device
     )
     distinct = np.array([draft.distinct for draft in drafts])

@@ -1,186 +1,145 @@
-"""The tree structure of drafts, laid out for rules that decide a batch at once."""
+"""The tree structure of a draft, and the kinds and sizes of drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
+from enum import IntEnum
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+# Most nodes of a tree, which a target computes in one pass for one text.
+MOST_NODES = 256
+
+
+class DraftShape(IntEnum):
+    """Kinds of drafts. A chain is a special case of both other kinds."""
+
+    CHAIN = 1
+    TREE = 2
+    IID_CHAINS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Siblings:
-    """Nodes that are judged together: at most one from each place, all of one rank.
+class DraftSize:
+    """The most that a round drafts.
 
     Attributes:
-        batch: [n] int64, index of each node's draft.
-        node: [n] int64, index of the node in its draft.
-        place: [n] int64, the place that it hangs at.
-        before: [n] int64, index of its sibling of the next lower rank in that rank's `Siblings`.
-            Empty for rank 0.
-        earlier: [n, rank] int64, its earlier siblings, in order.
+        gamma: tokens of the longest path; 0 drafts nothing.
+        nodes: tokens in all, of a tree; 0 where drafts are chains, or for none beside gamma.
     """
 
-    batch: Tensor
-    node: Tensor
-    place: Tensor
-    before: Tensor
-    earlier: Tensor
+    gamma: int
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Trees of a batch of drafts. Place 0 is the root, place i + 1 comes after node i.
+    """Where the nodes of a draft hang. Place 0 is the root, place i + 1 is behind node i.
 
     Attributes:
-        parents: [B, N] int64, the place that a node hangs at; 0 for padding.
-        home: [B, N] int64, the place that a kept node leads to: its own; for a twin, which repeats
-            an earlier sibling's token, that sibling's.
-        depth: [B, N+1] int64, depth of each place.
-        children: [B, N+1, C] int64, nodes at each place in the order they were drawn, then -1.
-        order: [B, N] int64, index of a node in a walk that visits children before their parents
-            and siblings in order; N for padding.
-        levels: for each depth of places, for each rank of siblings, the nodes.
+        parents: the place that each node hangs at, which is before its own; a range where they are
+            a chain.
     """
 
-    parents: Tensor
-    home: Tensor
-    depth: Tensor
-    children: Tensor
-    order: Tensor
-    levels: Sequence[Sequence[Siblings]]
+    parents: Sequence[int]
 
     @classmethod
-    def of(
-        cls,
-        parents: Sequence[Sequence[int]],
-        token_ids: Sequence[Sequence[int]],
-        device: torch.device | str = "cpu",
-    ) -> Tree:
-        """Lay out a batch; `parents` and `token_ids` have one entry per node of each draft."""
-        most = max((len(one) for one in parents), default=0)
-        kinds: dict[tuple[int, ...], int] = {}
-        which = [kinds.setdefault(tuple(one), len(kinds)) for one in parents]
-        shapes = [_shape_of(kind) for kind in kinds]
-        widest = max((len(nodes) for shape in shapes for nodes in shape.children), default=0)
-        # Of each kind of shape, then of each draft.
-        arrays = {
-            "parents": np.zeros((len(kinds), most), np.int64),
-            "depth": np.zeros((len(kinds), most + 1), np.int64),
-            "children": np.full((len(kinds), most + 1, widest), -1, np.int64),
-            "order": np.full((len(kinds), most), most, np.int64),
-        }
-        for k, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
-            count = len(kind)
-            arrays["parents"][k, :count] = kind
-            arrays["depth"][k, : count + 1] = shape.depth
-            arrays["order"][k, :count] = shape.order
-            for place, nodes in enumerate(shape.children):
-                arrays["children"][k, place, : len(nodes)] = nodes
-        arrays = {name: array[which] for name, array in arrays.items()}
-        levels = _levels(arrays["children"], arrays["depth"], device)
-        arrays["home"] = np.zeros((len(parents), most), np.int64)
-        for home, own, tokens in zip(arrays["home"], parents, token_ids, strict=True):
-            home[: len(own)] = _homes(own, tokens)
-        tensors = {name: _sent(array, device) for name, array in arrays.items()}
-        return cls(**tensors, levels=levels)
+    def of(cls, parents: Sequence[int] | None, count: int) -> Tree:
+        """The tree of so many nodes; without parents, a chain."""
+        return cls(range(count) if parents is None else parents)
 
     @property
-    def paths(self) -> int:
-        """The greatest depth of a place."""
-        return len(self.levels)
+    def depth(self) -> int:
+        """Nodes of the longest path."""
+        return len(self.parents) if isinstance(self.parents, range) else max(self.depths)
 
+    @property
+    def depths(self) -> list[int]:
+        """Of each place: the nodes on the way to it."""
+        depths = [0]
+        for place in self.parents:
+            depths.append(depths[place] + 1)
+        return depths
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What follows from a draft's parents alone, on the host; shared by drafts with the same.
+    @property
+    def ranks(self) -> list[int]:
+        """Of each node: how many siblings it has before it."""
+        counts = [0] * (len(self.parents) + 1)
+        ranks = []
+        for place in self.parents:
+            ranks.append(counts[place])
+            counts[place] += 1
+        return ranks
 
-    Attributes:
-        children: nodes at each place.
-        depth: of each place.
-        order: each node's index in the walk from the leaves.
-    """
+    @property
+    def children(self) -> list[list[int]]:
+        """Of each place: the places of the nodes that hang there, in order."""
+        found: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
+        for place, parent in enumerate(self.parents, 1):
+            found[parent].append(place)
+        return found
 
-    children: list[list[int]]
-    depth: list[int]
-    order: list[int]
+    def path_to(self, place: int) -> Sequence[int]:
+        """The places on the way from the root to a place, without the root."""
+        if isinstance(self.parents, range):
+            return range(1, place + 1)
+        path: list[int] = []
+        while place:
+            path.append(place)
+            place = self.parents[place - 1]
+        return path[::-1]
 
-    @classmethod
-    def of(cls, parents: Sequence[int]) -> _Shape:
-        """The shape of a draft."""
-        children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
-        depth = [0]
-        for node, place in enumerate(parents):
-            children[place].append(node)
-            depth.append(depth[place] + 1)
-        return cls(children, depth, _order(children))
+    def children_of(self, place: int) -> Sequence[int]:
+        """The places of the nodes that hang at a place, in order."""
+        if isinstance(self.parents, range):
+            return range(place + 1, min(place + 1, len(self.parents)) + 1)
+        return [at for at, parent in enumerate(self.parents, 1) if parent == place]
 
+    def is_leaf(self, place: int) -> bool:
+        """Whether nothing hangs at a place."""
+        return not self.children_of(place)
 
-# Calibrated shapes are few, and recur in each round.
-_shape_of = lru_cache(maxsize=256)(_Shape.of)
+    def ranks_to(self, place: int) -> list[tuple[int, int]]:
+        """Of each node on the way to a place: its rank among its siblings, and how many others
+        there are."""
+        if isinstance(self.parents, range):
+            return [(0, 0)] * place
+        found: list[tuple[int, int]] = []
+        for at in self.path_to(place):
+            siblings = self.children_of(self.parents[at - 1])
+            found.append((siblings.index(at), len(siblings) - 1))
+        return found
 
+    def first_children(self, place: int) -> list[int]:
+        """On the way to a place and there: the place of the first node that hangs at each."""
+        if isinstance(self.parents, range):
+            return list(range(1, min(place + 1, len(self.parents)) + 1))
+        found = (self.children_of(at) for at in (0, *self.path_to(place)))
+        return [children[0] for children in found if children]
 
-def _order(children: Sequence[Sequence[int]]) -> list[int]:
-    """Each node's index in the walk from the leaves."""
-    came = [0] * (len(children) - 1)
-    pending, count = [iter(children[0])], 0
-    path: list[int] = []
-    while pending:
-        node = next(pending[-1], None)
-        if node is not None:
-            path.append(node)
-            pending.append(iter(children[node + 1]))
-            continue
-        pending.pop()
-        if path:
-            came[path.pop()] = count
-            count += 1
-    return came
+    def follow(self, token_ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """The places that tokens lead to from the root, one after the other, as far as nodes have
+        them; of siblings with one token, the first.
 
-
-def _homes(parents: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """The place that each node leads to; for a twin, that of the first sibling with its token."""
-    first: dict[tuple[int, int], int] = {}
-    pairs = zip(parents, token_ids, strict=True)
-    return [first.setdefault(pair, node) for node, pair in enumerate(pairs, 1)]
-
-
-def _levels(
-    children: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], device: torch.device | str
-) -> list[list[Siblings]]:
-    """The nodes by the depth of their places, then by rank.
-
-    Args:
-        children: [B, N+1, C], see `Tree`.
-        depth: [B, N+1], see `Tree`.
-        device: for the result.
-    """
-    levels: list[list[Siblings]] = []
-    for level in range(int(depth.max(initial=0))):
-        ranks: list[Siblings] = []
-        slots = np.zeros(depth.shape, np.int64)
-        for rank in range(children.shape[2]):
-            batch, place = ((depth == level) & (children[:, :, rank] >= 0)).nonzero()
-            if not len(batch):
+        Args:
+            token_ids: of the nodes.
+            tokens: to follow.
+        """
+        first: dict[tuple[int, int], int] = {}
+        for at, node in enumerate(zip(self.parents, token_ids, strict=True), 1):
+            first.setdefault(node, at)
+        path: list[int] = []
+        for token_id in tokens:
+            place = first.get((path[-1] if path else 0, token_id))
+            if place is None:
                 break
-            before = slots[batch, place] if rank else np.zeros(0, np.int64)
-            slots[batch, place] = np.arange(len(batch))
-            own = children[batch, place]
-            parts = (batch, own[:, rank], place, before, own[:, :rank])
-            ranks.append(Siblings(*(_sent(part, device) for part in parts)))
-        levels.append(ranks)
-    return levels
+            path.append(place)
+        return path
 
-
-def is_chain(parents: Sequence[int]) -> bool:
-    """Whether each node follows the one before it."""
-    return all(after == before + 1 for before, after in pairwise((-1, *parents)))
-
-
-def _sent(array: npt.NDArray[np.int64], device: torch.device | str) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+    def homes(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The place that each node leads to: its own; for a twin, which repeats an earlier
+        sibling's token, that sibling's."""
+        if isinstance(self.parents, range):
+            return range(1, len(self.parents) + 1)
+        first: dict[tuple[int, int], int] = {}
+        nodes = zip(self.parents, token_ids, strict=True)
+        return [first.setdefault(node, place) for place, node in enumerate(nodes, 1)]

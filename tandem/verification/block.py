@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import DraftShape
 from tandem.verification.chain import View, correction, last_success, plain_view, row_within
 from tandem.verification.kernels.chains import decide_block
 from tandem.verification.kernels.trees import decide_block_tree

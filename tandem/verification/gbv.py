@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.tree import Tree
+from tandem.speculation.tree import DraftShape
+from tandem.speculation.tree_batch import TreeBatch
 from tandem.verification.block import BlockVerifier
 from tandem.verification.kernels.chains import decide_block
 from tandem.verification.kernels.trees import decide_gbv
@@ -130,7 +130,7 @@ class BestPath(TreeRule):
     def judge(self, proposal: Proposal, target_probs: Tensor) -> GbvJudged:
         return GbvJudged.of(TreeNodes.of(proposal, target_probs))
 
-    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+    def stop(self, tree: TreeBatch, passed: Tensor) -> Tensor:
         depth = tree.depth[:, 1:] * passed
         deepest, node = torch.nn.functional.pad(depth, (0, 1)).max(1)
         home = torch.nn.functional.pad(tree.home, (0, 1)).gather(1, node[:, None])[:, 0]

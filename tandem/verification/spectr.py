@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.tree import Tree
+from tandem.speculation.tree import DraftShape
+from tandem.speculation.tree_batch import TreeBatch
 from tandem.verification.kernels.chains import decide_token
 from tandem.verification.kernels.trees import decide_spectr
 from tandem.verification.ratios import ratios
@@ -108,7 +108,7 @@ class KSeq(TreeRule):
     def judge(self, proposal: Proposal, target_probs: Tensor) -> SpectrJudged:
         return SpectrJudged.of(proposal, target_probs)
 
-    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+    def stop(self, tree: TreeBatch, passed: Tensor) -> Tensor:
         return first_passed_child(tree, passed)
 
 

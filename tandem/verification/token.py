@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import DraftShape
 from tandem.verification.chain import View, correction, plain_view, row_within, up_to_first_failure
 from tandem.verification.kernels.chains import decide_token
 from tandem.verification.kernels.trees import decide_token_tree

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.tree import Tree
+from tandem.speculation.tree_batch import TreeBatch
 from tandem.verification.ratios import ratios
 from tandem.verification.tree import TreeNodes, TreeRule, excess_or, first_in_post_order
 
@@ -88,5 +88,5 @@ class Traversal(TreeRule):
     def judge(self, proposal: Proposal, target_probs: Tensor) -> TraversalJudged:
         return TraversalJudged.of(TreeNodes.of(proposal, target_probs))
 
-    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+    def stop(self, tree: TreeBatch, passed: Tensor) -> Tensor:
         return first_in_post_order(tree, passed)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tandem.speculation.proposal import NodeLayout, Proposal
-from tandem.speculation.tree import Siblings, Tree
+from tandem.speculation.tree_batch import Siblings, TreeBatch
 
 
 class Judged(Protocol):
@@ -39,7 +39,7 @@ class TreeRule(ABC):
         """Prepare a batch of trees; target_probs [B, N+1, V] has a row for each place."""
 
     @abstractmethod
-    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+    def stop(self, tree: TreeBatch, passed: Tensor) -> Tensor:
         """[B]: the place of the last node to keep, given which nodes [B, N] passed."""
 
 
@@ -67,7 +67,7 @@ class TreeNodes:
         return cls(proposal.tokens, proposal.branches, target_probs, rows)
 
     @property
-    def tree(self) -> Tree:
+    def tree(self) -> TreeBatch:
         """The structure of the trees."""
         return self.branches.tree
 
@@ -119,7 +119,7 @@ def _without(row: Tensor, taken: Tensor, left: Tensor, distinct: Tensor) -> Tens
     return torch.where(distinct[:, None], rest, row)
 
 
-def first_passed_child(tree: Tree, passed: Tensor) -> Tensor:
+def first_passed_child(tree: TreeBatch, passed: Tensor) -> Tensor:
     """[B]: the end of the path that goes, from the root on, to the first child that passed."""
     batch = len(passed)
     each = torch.arange(batch, device=passed.device)
@@ -132,7 +132,7 @@ def first_passed_child(tree: Tree, passed: Tensor) -> Tensor:
     return place
 
 
-def first_in_post_order(tree: Tree, passed: Tensor) -> Tensor:
+def first_in_post_order(tree: TreeBatch, passed: Tensor) -> Tensor:
     """[B]: the place of the first node that passed, children before parents; 0 if none did."""
     never = tree.order.shape[1]
     # A last column that never passes, for a batch without any node.

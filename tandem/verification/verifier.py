@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.distribution import draw
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal, Verdict
+from tandem.speculation.tree import DraftShape
 from tandem.verification.chain import View
 from tandem.verification.kernels.chains import FusedVerdict
 from tandem.verification.kernels.trees import FusedTreeVerdict

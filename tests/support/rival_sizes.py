@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.sizes.goodput import PLAIN
 from tandem.peers.text.contracts import Decided, Drafted, SizeChoice, SizePolicy
 from tandem.profile import Profile
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tests.support.simulated_services import SimulatedServices
 
 

@@ -12,7 +12,7 @@ from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
 from tandem.peers.text.contracts import Decided, Drafted, SizePolicy
 from tandem.profile import Profile
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 MS = 1_000_000

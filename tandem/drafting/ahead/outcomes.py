@@ -43,20 +43,17 @@ def likeliest_outcomes(
             are as the last one.
         most: outcomes.
     """
-    children: list[list[int]] = [[] for _ in range(len(draft) + 1)]
     homes = draft.homes()
-    for node, place in enumerate(draft.places()):
-        children[place].append(node)
     reached = [1.0, *[0.0] * len(draft)]
     found: list[RoundOutcome] = []
-    for place, nodes in enumerate(children):
+    for place, children in enumerate(draft.tree.children):
         if place and homes[place - 1] != place:
             continue
-        kept = [acceptance[min(rank, len(acceptance) - 1)] for rank in range(len(nodes))]
-        for node, share in zip(nodes, kept, strict=True):
-            reached[homes[node]] += reached[place] * share
+        kept = [acceptance[min(rank, len(acceptance) - 1)] for rank in range(len(children))]
+        for child, share in zip(children, kept, strict=True):
+            reached[homes[child - 1]] += reached[place] * share
         ends = reached[place] * max(1 - sum(kept), 0.0)
-        taken = {draft.token_ids[node] for node in nodes}
+        taken = {draft.token_ids[child - 1] for child in children}
         own = [(token, math.exp(value)) for token, value in following[place]]
         others = [(token, share) for token, share in own if token not in taken and share > 0]
         left = 1 - sum(share for token, share in own if token in taken)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tandem.drafting.ahead.forks import Copied, ForkedCache, Placed, adopted
 from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
 from tandem.drafting.decoders.ranks import Ranks
-from tandem.drafting.decoders.tree import ACCEPTANCE
+from tandem.drafting.decoders.shape import ACCEPTANCE
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.answers import Scored
 from tandem.engine.asks import (
@@ -29,9 +29,9 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.extents import Mark
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.log_probs import TokenLogProb
+from tandem.speculation.tree import DraftSize
 
 # Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
 _FOLLOWING = 4

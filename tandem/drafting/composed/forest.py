@@ -10,14 +10,15 @@ from pydantic import BaseModel, Field
 from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import ModelRecipe, StopKey, ThresholdKey
+from tandem.drafting.decoders.shape import ACCEPTANCE
 from tandem.drafting.decoders.stop import THRESHOLD
-from tandem.drafting.decoders.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
+from tandem.drafting.decoders.tree import Acceptance, TreeDrafter, TreeRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 
 
 class ForestDrafter(Drafter):

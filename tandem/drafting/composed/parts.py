@@ -66,12 +66,10 @@ def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -
     if draft.is_chain:
         return draft
     assert not any(draft.sizes)
-    path, place = [], 0
-    for node, (at, token_id) in enumerate(zip(draft.places(), draft.token_ids, strict=True), 1):
-        if at == place:
-            path.append(token_id)
-            place = node
-    return Draft.certain(path)
+    children, path = draft.tree.children, [0]
+    while below := children[path[-1]]:
+        path.append(below[0])
+    return Draft.certain([draft.token_ids[place - 1] for place in path[1:]])
 
 
 def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept: int = 0) -> None:

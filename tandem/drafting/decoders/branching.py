@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from tandem.engine.asks import Draw, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import MOST_NODES
+from tandem.speculation.tree import MOST_NODES
 
 # The key of the largest tree, for recipes; a round's budget may be less.
 LargestTree = Annotated[
@@ -177,22 +178,11 @@ class BranchingDrafter(ModelDrafter):
         if sequence.threshold is not None:
             sequence.threshold.learn(len(emitted) - 1)
         held: _Held = sequence.state
-        kept = [] if held.draft is None else _path(held.draft, held.rows, emitted[:-1])
+        path: Sequence[int] = ()
+        if held.draft is not None:
+            path = held.draft.tree.follow(held.draft.token_ids, emitted[:-1])
+        kept = list(takewhile(held.rows.__contains__, (place - 1 for place in path)))
         cache_of(sequence).keep([held.rows[node] for node in kept])
         held.trunk += emitted[: len(kept)]
         held.behind, held.draft, held.rows = {}, None, {}
         sequence.token_ids.extend(emitted)
-
-
-def _path(draft: Draft, rows: dict[int, int], emitted: Sequence[int]) -> list[int]:
-    """The computed nodes on the way of emitted tokens."""
-    children: dict[tuple[int, int], int] = {}
-    for node, (place, token_id) in enumerate(zip(draft.places(), draft.token_ids, strict=True)):
-        children.setdefault((place, token_id), node)
-    path: list[int] = []
-    for token_id in emitted:
-        node = children.get((path[-1] + 1 if path else 0, token_id), -1)
-        if node not in rows:
-            break
-        path.append(node)
-    return path

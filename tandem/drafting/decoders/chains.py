@@ -14,7 +14,7 @@ from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import Drafter, DraftSequence, Setting
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 
 
 class ChainsDrafter(BranchingDrafter):

@@ -9,6 +9,7 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.engine.asks import ReadTokens, Steps
 from tandem.inference.feed import Drawn
 from tandem.shaping.text import ShapedRows
+from tandem.speculation.tree import Tree
 
 
 @dataclass(eq=False)
@@ -45,11 +46,6 @@ class Growth:
             return None
         if unread := self.drawn[len(self.token_ids) :]:
             self.token_ids += yield ReadTokens(unread)
-        return sequence.shaped_rows([self._path_to(place) for place in behind])
-
-    def _path_to(self, place: int) -> list[int]:
-        path: list[int] = []
-        while place:
-            path.append(self.token_ids[place - 1])
-            place = self.places[place - 1]
-        return path[::-1]
+        tree = Tree(self.places)
+        paths = [[self.token_ids[at - 1] for at in tree.path_to(place)] for place in behind]
+        return sequence.shaped_rows(paths)

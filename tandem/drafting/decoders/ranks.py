@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from tandem.speculation.draft import Draft
 
@@ -43,15 +44,12 @@ class Ranks:
 
     def see(self, draft: Draft, kept: Sequence[int]) -> None:
         """Note which siblings the kept tokens of a draft were."""
-        children: dict[int, list[int]] = {}
-        for node, place in enumerate(draft.places()):
-            children.setdefault(place, []).append(node)
-        place, tokens = 0, list(kept)
-        while siblings := children.get(place):
-            token_id = tokens.pop(0) if tokens else None
-            place = -1
-            for rank, node in enumerate(siblings[: len(self.drawn)]):
+        tree = draft.tree
+        path = tree.follow(draft.token_ids, kept)
+        for at, below in zip_longest((0, *path), path):
+            known = tree.children_of(at)[: len(self.drawn)]
+            for rank, sibling in enumerate(known):
                 self.drawn[rank] += 1
-                if draft.token_ids[node] == token_id and place < 0:
-                    self.kept[rank] += 1
-                    place = node + 1
+                self.kept[rank] += sibling == below
+            if below not in known:
+                break

@@ -10,6 +10,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+# By sibling rank, of the embedded pair.
+ACCEPTANCE = (0.74, 0.08, 0.035)
+
 
 @dataclass(frozen=True)
 class TreeShape:

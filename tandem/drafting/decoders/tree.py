@@ -12,12 +12,12 @@ from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, L
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.decoders.ranks import Ranks
-from tandem.drafting.decoders.shape import TreeShape, drawn_numbers, falls, likeliest
+from tandem.drafting.decoders.shape import ACCEPTANCE, TreeShape, drawn_numbers, falls, likeliest
 from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 
 
 class TreeDrafter(BranchingDrafter):
@@ -116,8 +116,6 @@ Acceptance = Annotated[
         "probability that the first, second, ... sibling is accepted; it sets the shape",
     ),
 ]
-# Of the embedded pair.
-ACCEPTANCE = (0.74, 0.08, 0.035)
 
 
 class TreeRecipe(OfModel):

@@ -19,7 +19,7 @@ from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.feedback import FeedbackWanted
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 
 # Of a prompt: a message of 4 MiB holds as many of 4,096 numbers in three layers.
 _PROMPT_TOKENS = 128

@@ -22,7 +22,7 @@ from tandem.retrieval.merged import MergedTree
 from tandem.retrieval.prompt import PromptStore
 from tandem.retrieval.store import TextStore
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 
 
 class RetrievalDrafter(Drafter):

@@ -20,8 +20,8 @@ from tandem.retrieval.merged import MergedTree
 from tandem.retrieval.ngrams import NgramPool
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
-from tandem.speculation.nodes import MOST_NODES, DraftShape
 from tandem.speculation.probes import Probes
+from tandem.speculation.tree import MOST_NODES, DraftShape
 
 # Of a prompt so many last tokens are taken in (5 to 7 ms), and so many n-grams are kept (8 MB of
 # five tokens, 15 MB of sixteen).

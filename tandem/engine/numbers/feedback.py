@@ -138,8 +138,7 @@ def predicted(
     row_of = list(draft.row_of_places())
     row_of += range(max(row_of) + 1, max(row_of) + 1 + probes)
     if wanted.everywhere:
-        own = [node for node, home in enumerate(draft.homes(), 1) if home == node]
-        places = [0, *own, *range(count + 1, count + 1 + probes)]
+        places = [0, *draft.computed(), *range(count + 1, count + 1 + probes)]
     else:
         places = [0, *draft.path_to(place), *draft.probes.behind(place, count)]
     return dict(_finite(places, row_of, ids, weights))

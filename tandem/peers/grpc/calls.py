@@ -11,7 +11,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.rpc import messages
 from tandem.rpc.streams.call import SequenceCall
-from tandem.speculation.nodes import DraftSize, depth_of
+from tandem.speculation.tree import DraftSize, Tree
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 
@@ -66,7 +66,7 @@ def parents_of(
         for node, parent in enumerate(parents):
             expect(f"draft.parents[{node}]", parent, 0, node)
     found = None if chain else parents
-    expect("depth of the draft", depth_of(found, count), 0, size.gamma)
+    expect("depth of the draft", Tree.of(found, count).depth, 0, size.gamma)
     return found
 
 

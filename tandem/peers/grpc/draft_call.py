@@ -16,8 +16,8 @@ from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall, recorded
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"

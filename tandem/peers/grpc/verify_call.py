@@ -17,8 +17,8 @@ from tandem.peers.text.contracts import Decided, Drafted, Prompt
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.streams.call import SequenceCall
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.tracing.spans import Span
 from tandem.telemetry.tracing.steps import write_inside

@@ -14,7 +14,7 @@ from tandem.profile import PassTime
 from tandem.rpc.feedback import spec_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.speculation.feedback import FeedbackGiven, misfit
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 
 

@@ -8,10 +8,10 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from tandem.errors import TandemError
-from tandem.speculation.nodes import DraftSize, depth_of, path_to
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize, Tree
 from tandem.telemetry.stages import StageTimes
 
 
@@ -126,46 +126,24 @@ class Drafted:
     prepared: PreparedOutcome | None = None
 
     @property
+    def tree(self) -> Tree:
+        """Where its tokens hang."""
+        return Tree.of(self.parents, len(self.token_ids))
+
+    @property
     def gamma(self) -> int:
         """Tokens of the longest path."""
-        return depth_of(self.parents, len(self.token_ids))
+        return self.tree.depth
 
     def path_to(self, place: int) -> list[int]:
         """The tokens on the way to a place."""
-        return [self.token_ids[at - 1] for at in path_to(self.parents, place)]
+        return [self.token_ids[at - 1] for at in self.tree.path_to(place)]
 
     def kept_first(self, place: int) -> list[int]:
         """All tokens: those on the way to a place, then the others in their order."""
-        on_path = path_to(self.parents, place)
+        on_path = self.tree.path_to(place)
         others = sorted({*range(1, len(self.token_ids) + 1)}.difference(on_path))
         return [self.token_ids[at - 1] for at in (*on_path, *others)]
-
-    def siblings_to(self, place: int) -> list[tuple[int, int]]:
-        """Of each token on the way to a place: its rank among its siblings, and how many others
-        there were."""
-        if self.parents is None:
-            return [(0, 0)] * place
-        found: list[tuple[int, int]] = []
-        for at in path_to(self.parents, place):
-            above = self.parents[at - 1]
-            siblings = [node + 1 for node, parent in enumerate(self.parents) if parent == above]
-            found.append((siblings.index(at), len(siblings) - 1))
-        return found
-
-    def first_children(self, place: int) -> list[int]:
-        """On the way to a place and there, the first token that hangs at each, by its number."""
-        if self.parents is None:
-            return list(range(min(place + 1, len(self.token_ids))))
-        found = (
-            next((i for i, parent in enumerate(self.parents) if parent == at), None)
-            for at in (0, *path_to(self.parents, place))
-        )
-        return [first for first in found if first is not None]
-
-    def ends_at(self, place: int) -> bool:
-        """Whether nothing was drafted behind a place, so that what follows it is a bonus."""
-        chain = self.parents is None
-        return place == len(self.token_ids) if chain else place not in (self.parents or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt, TextDra
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
 from tandem.rpc.status import notes_of
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 
 _log = structlog.get_logger(__name__)
 

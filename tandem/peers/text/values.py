@@ -8,9 +8,9 @@ from enum import Enum
 
 from tandem.peers.text.contracts import Expected
 from tandem.peers.text.measures import TextCounts, TextTimes
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ FusedTreeVerdict = Callable[..., None]
 
 @kernel()
 def _layout(tokens: Any, parents: Any) -> Any:
-    """Each node's home (see `Tree`), and each place's row of p."""
+    """Each node's home (see `TreeBatch`), and each place's row of p."""
     count = len(tokens)
     homes, rows = np.arange(1, count + 1), np.zeros(count + 1, np.int64)
     computed = 1

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import DraftShape
 from tandem.verification.chain import (
     View,
     plain_view,

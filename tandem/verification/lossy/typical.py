@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tandem.speculation.distribution import draw
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal, Verdict
+from tandem.speculation.tree import DraftShape
 from tandem.verification.chain import (
     View,
     of_drafted_tokens,

@@ -18,7 +18,7 @@ from tandem.peers.text.record import TextRecord
 from tandem.profile import Profile
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.fuzz import seeds
 from tests.fuzz.read.surface import MessageSurface, Violation
@@ -69,7 +69,7 @@ class Draftings(Answers):
         assert drafted.gamma <= _SIZE.gamma
         assert all(0 <= token < VOCAB_SIZE for token in drafted.token_ids)
         for place in range(len(drafted.token_ids) + 1):
-            drafted.path_to(place), drafted.siblings_to(place), drafted.kept_first(place)
+            drafted.path_to(place), drafted.tree.ranks_to(place), drafted.kept_first(place)
         return "OK"
 
 

@@ -16,8 +16,8 @@ from tandem.common.v1 import common_pb2
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.text.contracts import News, Prompt
 from tandem.peers.text.record import TextRecord
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings

@@ -12,7 +12,7 @@ from orchestrator.sizes import policies
 from orchestrator.sizes.adaptive import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.peers.text.contracts import Decided, Drafted, SizeChoice
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 
 MS = 1_000_000

@@ -10,8 +10,8 @@ from typing import Any
 from tandem.drafting.ahead.prepare import Ahead, Made, room_for
 from tandem.drafting.drafter import DraftSequence
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
+from tandem.speculation.tree import DraftSize
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration, key_of
 from tests.support.laws.tables import PROMPT, Answering, Chooser, runs

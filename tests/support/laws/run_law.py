@@ -35,10 +35,10 @@ from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS

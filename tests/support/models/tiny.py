@@ -28,9 +28,9 @@ from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetRequest, TargetSequence

@@ -19,7 +19,7 @@ from tandem.engine.asks import Truncation
 from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
-from tandem.speculation.nodes import DraftShape, DraftSize
+from tandem.speculation.tree import DraftShape, DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds

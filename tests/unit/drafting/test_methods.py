@@ -20,7 +20,7 @@ from tandem.engine.asks import Steps, Truncation
 from tandem.inference.kv.extents import SequenceCache
 from tandem.settings import LONGEST_DRAFT
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration
 from tests.support.laws.suited import rules_for

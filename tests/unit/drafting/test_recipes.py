@@ -21,7 +21,7 @@ from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.settings import read_settings
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 from tests.support.laws.tables import HeadTable
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.refusals import refusal

@@ -12,7 +12,7 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults
-from tandem.speculation.nodes import DraftShape
+from tandem.speculation.tree import DraftShape
 
 
 def made(

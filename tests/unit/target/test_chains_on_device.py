@@ -24,9 +24,9 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts

@@ -13,10 +13,10 @@ from tandem.engine.asks import Decide
 from tandem.engine.numbers import decisions
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftShape
 from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_trees
 from tandem.verification.kernels.trees import decide_block_tree, decide_token_tree

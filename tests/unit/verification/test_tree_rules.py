@@ -14,8 +14,8 @@ from _pytest.mark import ParameterSet
 from torch import Tensor
 
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import DraftShape
 from tandem.verification import VERIFIERS
 from tests.support.laws.drafters import adaptive, chains, fixed, mixed, random_program
 from tests.support.laws.trees.laws import round_law

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.tree import Tree
+from tandem.speculation.tree_batch import TreeBatch
 from tandem.verification import Verifier
 from tandem.verification.block import BlockVerifier
 from tandem.verification.ratios import ratios
@@ -79,7 +79,7 @@ class _Judges(RecursiveRejection):
 class _LongestPath(_Judges):
     """The deepest node whose ancestors passed too."""
 
-    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+    def stop(self, tree: TreeBatch, passed: Tensor) -> Tensor:
         alive = torch.ones(len(passed), 1, dtype=torch.bool)
         for node in range(passed.shape[1]):
             above = alive.gather(1, tree.parents[:, [node]])

@@ -12,8 +12,8 @@ from tandem.drafting.ahead.forks import ForkedCache
 from tandem.drafting.ahead.outcomes import RoundOutcome
 from tandem.drafting.ahead.prepare import Ahead, Made
 from tandem.engine.asks import Steps
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.prepared_outcome import PreparedOutcome
+from tandem.speculation.tree import DraftSize
 from tests.support.laws.ahead import PreparedDrafts
 from tests.unit.drafting.test_methods import SEEN, TOLERANCE, made
 

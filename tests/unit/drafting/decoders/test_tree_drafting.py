@@ -11,8 +11,8 @@ from tandem.drafting.decoders.chains import ChainsDrafter
 from tandem.drafting.decoders.tree import TreeDrafter
 from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape, depth_of
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftShape
 from tests.support.models.tiny import (
     DrafterEngine,
     TargetEngine,
@@ -200,7 +200,7 @@ async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyP
     assert {len(draft) for draft in drafts} > {9}  # the end of a text leaves less depth
     for draft in drafts:
         assert draft.distinct
-        assert depth_of(draft.parents, len(draft)) <= 3
+        assert draft.depth <= 3
         siblings = list(zip(draft.places(), draft.token_ids, strict=True))
         assert len(set(siblings)) == len(siblings)
         # Siblings share the row that they were drawn from, without their earlier ones.

@@ -7,8 +7,8 @@ import pytest
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.lookups.lookup import LookupDrafter
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 
 
 def draft_behind(text: list[int], gamma: int = 4, *, longest: int = 3, window: int = 100) -> Draft:

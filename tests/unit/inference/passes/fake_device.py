@@ -41,8 +41,8 @@ from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback, FeedbackWanted
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds

@@ -27,7 +27,7 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.heads import head
 from tandem.inference.kv import size
 from tandem.inference.passes import cuda_graphs as graph
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from tests.support.devices.flex import Kernel

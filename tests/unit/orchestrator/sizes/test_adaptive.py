@@ -14,7 +14,7 @@ from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
 from tandem.peers.text.contracts import Decided, Drafted
 from tandem.profile import Profile
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.support.rival_sizes import WithProfile, WithSteps
 from tests.support.simulated_services import MS, SimulatedServices

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
 from tandem.peers.text.contracts import AheadWay, Decided, Drafted
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 DRAFTED = Drafted([1, 2], None, None, 0, StageTimes())

@@ -8,7 +8,7 @@ from orchestrator.sizes.goodput import PLAIN
 from orchestrator.sizes.round_times import SLOW, RoundTimes
 from tandem.peers.text.contracts import Decided, Drafted
 from tandem.profile import Profile
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.support.simulated_services import MS
 

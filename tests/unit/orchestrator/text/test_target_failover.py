@@ -9,8 +9,8 @@ import pytest
 from orchestrator.text.target_failover import TargetWithFailover
 from tandem.peers.text.contracts import Decided
 from tandem.peers.text.values import Generation, Rule, Stopping
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 

@@ -17,7 +17,7 @@ from tandem.peers.text.contracts import AheadWay, Drafted, News
 from tandem.peers.text.record import TextRecord
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
-from tandem.speculation.nodes import DraftSize
+from tandem.speculation.tree import DraftSize
 from tests.support.wire.fakes import PATIENT
 
 SIZE = DraftSize(2)

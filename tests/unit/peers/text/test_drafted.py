@@ -18,7 +18,7 @@ def test_of_a_tree_the_kept_path_comes_first() -> None:
     assert tree.kept_first(1) == [5, 6, 7, 8, 9]
     assert tree.kept_first(0) == [5, 6, 7, 8, 9]
     assert tree.path_to(5) == [6, 9]
-    assert tree.siblings_to(5) == [(1, 1), (1, 1)]
+    assert tree.tree.ranks_to(5) == [(1, 1), (1, 1)]
 
 
 def test_a_chain_stays_as_it_is() -> None:
@@ -27,7 +27,7 @@ def test_a_chain_stays_as_it_is() -> None:
 
 def test_behind_a_leaf_of_any_depth_comes_a_bonus() -> None:
     tree = answer([5, 6, 7], [0, 0, 1])
-    assert [tree.ends_at(place) for place in range(4)] == [False, False, True, True]
+    assert [tree.tree.is_leaf(place) for place in range(4)] == [False, False, True, True]
     chain = answer([5, 6, 7], None)
-    assert [chain.ends_at(place) for place in range(4)] == [False, False, False, True]
-    assert answer([], []).ends_at(0)
+    assert [chain.tree.is_leaf(place) for place in range(4)] == [False, False, False, True]
+    assert answer([], []).tree.is_leaf(0)

@@ -13,8 +13,8 @@ from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt
 from tandem.peers.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
-from tandem.speculation.nodes import DraftSize
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 TWO, NONE = DraftSize(2), DraftSize(0)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import DraftShape
 from tandem.verification import LOSSY_VERIFIERS, VERIFIERS
 from tandem.verification.lossy.typical import TypicalVerifier
 from tests.support.laws.lossy import VOCAB_SIZE, law_of, random_rows, random_tables, random_tree
