@@ -23,7 +23,7 @@ from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.probes import NO_PROBES
-from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.randomness import VerdictNumbers
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import Verifier
@@ -72,8 +72,7 @@ class TargetSequence:
         prompt_log_probs: of the prompt's tokens but for the first, once they are computed.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
-        accepting: numbers that decide about drafted tokens.
-        following: numbers that draw what follows the kept ones.
+        numbers: of its verdicts.
     """
 
     token_ids: list[int]
@@ -85,13 +84,10 @@ class TargetSequence:
     prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
     last_token: int = -1
     length: int = 0
-    accepting: Foreseen = field(init=False)
-    following: Foreseen = field(init=False)
+    numbers: VerdictNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        seed = self.request.sampling.seed
-        self.accepting = Foreseen(seed, Purpose.ACCEPT, uniforms)
-        self.following = Foreseen(seed, Purpose.RESIDUAL, uniforms)
+        self.numbers = VerdictNumbers.of(self.request.sampling.seed)
 
     @property
     def nodes(self) -> int:
@@ -237,8 +233,7 @@ def _decide(
         scored=scored,
         sampling=request.sampling,
         carry=sequence.carry,
-        accepting=sequence.accepting,
-        following=sequence.following,
+        numbers=sequence.numbers,
         round=round_,
         position=sequence.length - 1,
         feedback=wanted,

@@ -16,7 +16,7 @@ from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.feedback import Feedback, FeedbackWanted
+from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftShape, DraftSize
@@ -104,7 +104,7 @@ class Drafter(ABC):
     prepares: ClassVar[bool] = False
     pure: bool = False
     largest_tree: int = 0
-    feedback: FeedbackWanted = FeedbackWanted()
+    feedback: FeedbackWanted = NO_FEEDBACK
     tokenizer: str = ""
     vocab_size: int = 0
     data: str = ""

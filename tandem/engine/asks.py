@@ -17,7 +17,7 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted, Row
-from tandem.speculation.randomness import Foreseen
+from tandem.speculation.randomness import Foreseen, VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
@@ -164,8 +164,7 @@ class Decide:
             Those of probes are behind them in the pass, and not counted.
         sampling: of the request.
         carry: the rule's state.
-        accepting: the request's numbers, as uniforms.
-        following: the same, for what follows the kept tokens.
+        numbers: of the request.
         round: keys the numbers.
         position: of the last emitted token in the text, from 0.
         feedback: that the verdict brings along; states only where `scored` has them. None for none.
@@ -177,8 +176,7 @@ class Decide:
     scored: Scored
     sampling: Sampling
     carry: Any
-    accepting: Foreseen
-    following: Foreseen
+    numbers: VerdictNumbers
     round: int
     position: int = 0
     feedback: FeedbackWanted | None = None

@@ -107,7 +107,7 @@ def wanted_from(message: common_pb2.FeedbackSpec, room: FeedbackRoom) -> Feedbac
                 f" hidden states do not fit into a message of {room.message_bytes} bytes"
             )
     _check_predictions(message)
-    if (needed := room.places * wanted.predicted_bytes) > fitting:
+    if wanted.top and (needed := room.places * wanted.predicted_bytes) > fitting:
         raise InvalidRequest(
             f"open.feedback.top: {message.top} tokens at {room.places} places are {needed} bytes,"
             f" more than fits into a message of {room.message_bytes}"

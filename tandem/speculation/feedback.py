@@ -86,6 +86,9 @@ class FeedbackWanted:
         return replace(self, columns=columns, on_device=on_device)
 
 
+NO_FEEDBACK = FeedbackWanted()
+
+
 class Row(NamedTuple):
     """A distribution with integer weights, the likeliest token first.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,26 @@ class Foreseen:
         numbers, place = self._numbers, round_ - self._first
         most = self.used + count
         return numbers is not None and (0 <= place < len(numbers) and most <= numbers.shape[1])
+
+
+class VerdictNumbers(NamedTuple):
+    """The uniforms of a request's verdicts.
+
+    Attributes:
+        accepting: decide about drafted tokens.
+        following: draw what follows the kept ones.
+    """
+
+    accepting: Foreseen
+    following: Foreseen
+
+    @classmethod
+    def of(cls, seed: int, part: int = 0) -> VerdictNumbers:
+        """Those of a request; for a part of a recipe, see `Foreseen`."""
+        return cls(
+            Foreseen(seed, Purpose.ACCEPT, uniforms, part),
+            Foreseen(seed, Purpose.RESIDUAL, uniforms, part),
+        )
 
 
 # Rounds computed ahead: enough to make a call's cost per round small, and few enough to waste

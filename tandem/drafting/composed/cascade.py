@@ -23,7 +23,7 @@ from tandem.engine.asks import Review, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.randomness import VerdictNumbers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,14 +43,12 @@ class _Cascaded:
     Attributes:
         reviewer: the reviewer's own sequence; its state is the tokens that its cache holds.
         inner: the inner method's own sequence.
-        accepting: numbers that decide inner drafts.
-        following: numbers that draw what follows them.
+        numbers: of the verdicts on inner drafts.
     """
 
     reviewer: DraftSequence
     inner: DraftSequence
-    accepting: Foreseen
-    following: Foreseen
+    numbers: VerdictNumbers
 
 
 class CascadeDrafter(Drafter):
@@ -97,13 +95,8 @@ class CascadeDrafter(Drafter):
         first, *others = sequence.caches
         reviewer = yield from begin_part(self._reviewer, sequence, [first])
         inner = yield from begin_part(self._inner, sequence, others)
-        seed = sequence.sampling.seed
-        sequence.state = _Cascaded(
-            reviewer,
-            inner,
-            Foreseen(seed, Purpose.ACCEPT, uniforms, self.part),
-            Foreseen(seed, Purpose.RESIDUAL, uniforms, self.part),
-        )
+        numbers = VerdictNumbers.of(sequence.sampling.seed, self.part)
+        sequence.state = _Cascaded(reviewer, inner, numbers)
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Inner round by inner round; each gives a token or more."""
@@ -112,11 +105,11 @@ class CascadeDrafter(Drafter):
         tokens: list[int] = []
         rows: list[Row] = []
         if not sequence.numbers.used:  # the round's first draft, of a part also
-            for numbers in (own.inner.numbers, own.accepting, own.following):
+            for numbers in (own.inner.numbers, *own.numbers):
                 numbers.used = 0
         # One call for the numbers of a round: it decides at most so many inner tokens.
-        own.accepting.take(round_, gamma * min(self._tokens, gamma))
-        own.following.take(round_, gamma)
+        own.numbers.accepting.take(round_, gamma * min(self._tokens, gamma))
+        own.numbers.following.take(round_, gamma)
         while left := gamma - len(tokens):
             if self._cut == "round" and tokens and left <= self._tokens:
                 break
@@ -144,10 +137,10 @@ class CascadeDrafter(Drafter):
         what is kept."""
         own: _Cascaded = sequence.state
         reviewer = own.reviewer
-        accepting = own.accepting.take(round_, len(guess))
-        own.accepting.used += len(guess)
-        following = own.following.take(round_, 1)
-        own.following.used += 1
+        accepting = own.numbers.accepting.take(round_, len(guess))
+        own.numbers.accepting.used += len(guess)
+        following = own.numbers.following.take(round_, 1)
+        own.numbers.following.used += 1
         held: list[int] = reviewer.state
         news = [*sequence.token_ids, *tokens][len(held) :]
         held += news

@@ -76,7 +76,7 @@ def _foresee(asks: Sequence[Decide]) -> None:
     unforeseen = [
         (numbers, ask.round, count)
         for ask in asks
-        for numbers, count in ((ask.accepting, len(ask.draft)), (ask.following, 1))
+        for numbers, count in zip(ask.numbers, (len(ask.draft), 1), strict=True)
         if count and not numbers.covers(ask.round, count)
     ]
     if unforeseen:
@@ -224,8 +224,8 @@ def _uniforms(asks: Sequence[Decide], gamma: int) -> np.ndarray:
     values = np.ones((len(asks), gamma + 1))
     for b, ask in enumerate(asks):
         if length := len(ask.draft):
-            values[b, :length] = ask.accepting.take(ask.round, length)
-        values[b, gamma] = ask.following.take(ask.round, 1)[0]
+            values[b, :length] = ask.numbers.accepting.take(ask.round, length)
+        values[b, gamma] = ask.numbers.following.take(ask.round, 1)[0]
     return values
 
 

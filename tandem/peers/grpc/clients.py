@@ -25,6 +25,7 @@ from tandem.rpc.security.plaintext import check_plaintext
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
 from tandem.settings import variable_of
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _PROBE = "probe"
@@ -128,7 +129,7 @@ class TargetClient(Peer):
         record: TextRecord,
         max_bytes: int,
         counting_on: CountingOn,
-        feedback: common_pb2.FeedbackSpec | None = None,
+        feedback: FeedbackWanted = NO_FEEDBACK,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
         call = self._sequence(seconds, max_bytes)

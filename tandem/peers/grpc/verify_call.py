@@ -16,7 +16,9 @@ from tandem.peers.grpc.deadlines import Waits
 from tandem.peers.text.contracts import Decided, Drafted, Prompt
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
+from tandem.rpc.feedback import spec_to
 from tandem.rpc.streams.call import SequenceCall
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
@@ -37,7 +39,7 @@ class VerifyCall:
         waits: its deadlines.
         record: the text's, which books each exchange.
         replica: that it is for.
-        feedback: that the text's drafter wants; None for none.
+        feedback: that the text's drafter wants.
     """
 
     def __init__(
@@ -46,10 +48,10 @@ class VerifyCall:
         waits: Waits,
         record: TextRecord,
         replica: CountingOn,
-        feedback: common_pb2.FeedbackSpec | None = None,
+        feedback: FeedbackWanted = NO_FEEDBACK,
     ) -> None:
         self._call = call
-        self._feedback = feedback
+        self._feedback = spec_to(feedback)
         self._replica = replica
         self._waits = waits
         self._record = record

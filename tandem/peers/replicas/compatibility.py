@@ -13,7 +13,7 @@ from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
 from tandem.rpc.feedback import spec_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
-from tandem.speculation.feedback import FeedbackGiven, misfit
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackGiven, FeedbackWanted, misfit
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 
@@ -79,13 +79,10 @@ def require_feedback(
         Unavailable: what differs.
     """
     who, own = f"a drafter ({reply.info.model})", target.info
-    wanted = spec_from(reply.feedback, reply.info.hidden_size)
+    wanted = wanted_by(reply)
     if wanted is None:
         dtype = reply.feedback.hidden_dtype
         raise Unavailable(f"{who} reads hidden states of an unknown dtype, {dtype}")
-    wanted = replace(
-        wanted, probes=reply.probes, probe_tokens=reply.probe_tokens, made_for=reply.made_for
-    )
     given = FeedbackGiven(
         name=f"the target ({own.model})",
         weights_fingerprint=own.weights_fingerprint,
@@ -97,6 +94,16 @@ def require_feedback(
     )
     if fault := misfit(wanted, given):
         raise Unavailable(f"{who} {fault}")
+
+
+def wanted_by(reply: drafter_pb2.GetModelInfoResponse) -> FeedbackWanted | None:
+    """What a drafter wants of a target; None where the dtype of its states is not known."""
+    wanted = spec_from(reply.feedback, reply.info.hidden_size)
+    if wanted is None:
+        return None
+    return replace(
+        wanted, probes=reply.probes, probe_tokens=reply.probe_tokens, made_for=reply.made_for
+    )
 
 
 def _short(info: common_pb2.ModelInfo) -> str:
@@ -187,6 +194,17 @@ def wanted_feedback(
 ) -> common_pb2.FeedbackSpec | None:
     """What drafters want of the target: a text says it once, whichever of them it gets."""
     return next((reply.feedback for reply in drafters if wants_feedback(reply)), None)
+
+
+def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> FeedbackWanted:
+    """What a text says for all of them, and the most that a draft needs of a target."""
+    found = [wanted for reply in drafters if (wanted := wanted_by(reply)) is not None]
+    told = next((wanted for wanted in found if wanted.told), NO_FEEDBACK)
+    return replace(
+        told,
+        probes=max((wanted.probes for wanted in found), default=0),
+        probe_tokens=max((wanted.probe_tokens for wanted in found), default=0),
+    )
 
 
 def wants_feedback(reply: drafter_pb2.GetModelInfoResponse) -> bool:
@@ -333,12 +351,10 @@ class Capabilities:
         recipes: of the drafters, each once, as JSON.
         law: that every target of it has.
         by_target: the targets draft themselves: no drafter is asked.
-        feedback: that drafters want of the target; None for none.
+        feedback: that drafters want of the target, with the most probes of a draft.
         without_drafters: the same targets where they draft themselves, for texts that lose their
             drafters; None where they do not, or do so anyway.
         prepares: some drafter prepares drafts.
-        probes: most of a draft.
-        probe_tokens: extra embeddings of the target that they name.
     """
 
     target: common_pb2.ModelInfo
@@ -351,16 +367,15 @@ class Capabilities:
     recipes: tuple[str, ...] = ()
     by_target: bool = False
     without_drafters: Capabilities | None = None
-    feedback: common_pb2.FeedbackSpec | None = None
+    feedback: FeedbackWanted = NO_FEEDBACK
     prepares: bool = False
-    probes: int = 0
-    probe_tokens: int = 0
 
     @property
     def beside(self) -> int:
         """Nodes that a text's opening announces beside those of its trees: for probes, and for the
         chain that they hang at; whoever drafts."""
-        own = self.probes and self.probes + (0 if self.max_nodes else self.max_gamma)
+        probes = self.feedback.probes
+        own = probes and probes + (0 if self.max_nodes else self.max_gamma)
         others = 0 if self.without_drafters is None else self.without_drafters.beside
         return max(own, others)
 
@@ -382,14 +397,13 @@ class Capabilities:
         """Whether a target can go on with any text that began with these."""
         kept = [getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS]
         kept.append(reply.max_rounds >= self.max_rounds)
-        wanted = set() if self.feedback is None else set(self.feedback.layers)
-        kept.append(wanted <= set(reply.feedback_layers))
-        kept.append(self.probe_tokens <= reply.probe_tokens)
+        kept.append(set(self.feedback.layers) <= set(reply.feedback_layers))
+        kept.append(self.feedback.probe_tokens <= reply.probe_tokens)
         own = self if self.by_target else self.without_drafters
         if own is not None:
             kept += [reply.drafts.max_gamma >= own.max_gamma]
             kept += [reply.drafts.max_nodes >= own.max_nodes]
-            kept += [reply.drafts.probes <= own.probes]
+            kept += [reply.drafts.probes <= own.feedback.probes]
         return law_of(reply) == self.law and all(kept)
 
     def own_size(self, size: DraftSize) -> DraftSize:
@@ -433,8 +447,6 @@ def capabilities_of(
         recipes=tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
         by_target=by_target,
         without_drafters=without_drafters,
-        feedback=wanted_feedback(drafters),
+        feedback=feedback_of_all(drafters),
         prepares=any(reply.ahead for reply in drafters),
-        probes=most_probes(drafters),
-        probe_tokens=max((reply.probe_tokens for reply in drafters), default=0),
     )

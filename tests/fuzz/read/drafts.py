@@ -13,7 +13,7 @@ from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults
-from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.randomness import VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.fuzz.read.contract import breaks
@@ -95,13 +95,10 @@ def _decided(name: str, drafts: list[Draft]) -> list[Any]:
     asks = []
     for draft in drafts:
         count = len(set(draft.row_of_places()))
-        accepting, following = (
-            Foreseen(_SAMPLING.seed, purpose, uniforms)
-            for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
-        )
+        numbers = VerdictNumbers.of(_SAMPLING.seed)
         scored = Scored(_LOGITS, 0, count)
         rule = VERIFIERS[name]
-        asks.append(Decide(rule, draft, scored, _SAMPLING, None, accepting, following, 1))
+        asks.append(Decide(rule, draft, scored, _SAMPLING, None, numbers, 1))
     return decisions_of([_sound(answer) for answer in decide(asks)])
 
 

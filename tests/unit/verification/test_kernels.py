@@ -18,7 +18,7 @@ from tandem.speculation import kernel as kernel_module
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.randomness import VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.sampler import sample
 from tandem.verification import VERIFIERS
@@ -240,14 +240,11 @@ def test_the_engine_decides_alike_with_and_without(
     def verdicts(round_: int) -> list[Any]:
         first, asks = 0, []
         for seed, draft in enumerate(drafts):
-            accepting, following = (
-                Foreseen(seed, purpose, uniforms) for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
-            )
+            numbers = VerdictNumbers.of(seed)
             scored = Scored(logits, first, len(draft) + 1)
             first += len(draft) + 1
             sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
-            numbers = accepting, following
-            asks.append(Decide(rule, draft, scored, sampling, carries[seed], *numbers, round_))
+            asks.append(Decide(rule, draft, scored, sampling, carries[seed], numbers, round_))
         answers: Any = decide(asks)
         decisions = [one for one in decisions_of(answers) if isinstance(one, Decision)]
         carries[:] = [one.carry for one in decisions]

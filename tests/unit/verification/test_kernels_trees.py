@@ -14,7 +14,7 @@ from tandem.engine.numbers import decisions
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.randomness import VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftShape
 from tandem.verification import VERIFIERS
@@ -256,13 +256,11 @@ def test_the_engine_decides_alike_with_and_without(
     def verdicts(round_: int) -> list[Any]:
         first, asks = 0, []
         for seed, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
-            accepting, following = (
-                Foreseen(seed, purpose, uniforms) for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
-            )
+            numbers = VerdictNumbers.of(seed)
             scored = Scored(logits, first, count)
             first += count
             sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
-            asks.append(Decide(rule, draft, scored, sampling, None, accepting, following, round_))
+            asks.append(Decide(rule, draft, scored, sampling, None, numbers, round_))
         answers: Any = decide(asks)
         return [one for one in decisions_of(answers) if isinstance(one, Decision)]
 

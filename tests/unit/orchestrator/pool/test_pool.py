@@ -16,6 +16,7 @@ from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.replicas.agreement import agree
 from tandem.peers.replicas.compatibility import capabilities_of, law_of
 from tandem.peers.replicas.replica import Replica
+from tandem.rpc.feedback import spec_to
 from tandem.target.v1 import target_pb2
 from tests.support.waiting import HANG_SECONDS
 
@@ -228,7 +229,7 @@ async def test_drafters_that_read_hidden_states_read_the_same(made: Made) -> Non
     assert "reads other hidden states or predictions than the first" in str(agreed.misfits[other])
     replies = [replica.reply for replica in agreed.drafters]
     wanted = capabilities_of([target.reply], replies)
-    assert wanted.feedback == chosen.reply.feedback
+    assert spec_to(wanted.feedback) == chosen.reply.feedback
     assert wanted.takes(target.reply)
     target.reply.feedback_layers.pop(1)
     assert not wanted.takes(target.reply)
