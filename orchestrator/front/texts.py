@@ -178,7 +178,7 @@ class Texts:
             capabilities,
             record.remaining,
             self._budget,
-            settings.failover_seconds,
+            settings,
             record,
         ) as peers:
             emission = Emission(
@@ -202,6 +202,9 @@ class Texts:
                 peers.drafting.note_lost(error)
                 record.lose_drafter()
 
+            # Drafts of the target itself would be others.
+            waits = generation.waits_for_drafter and not capabilities.by_target
+
             def opening_seconds() -> float:
                 length = len(generation.prompt_ids)
                 seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
@@ -215,12 +218,13 @@ class Texts:
                 seconds=opening_seconds,
                 needed_by=needed_by,
                 on_loss=lose_drafter,
-                let_go=peers.drafting.let_go,
+                let_go=peers.let_drafter_go,
                 most_feedback_bytes=drafting.max_message_bytes - AROUND_BYTES
                 if drafting is not None
                 else 0,
+                wait_for=peers.drafter_with_room if waits else None,
             )
-            own_size = own_size_of(capabilities, generation)
+            own_size = None if waits else own_size_of(capabilities, generation)
             # A rule that needs every draft cannot turn to the target's drafts later.
             alone = bool(needed_by) and own_size is not None and not self._pool.drafter_count
             session = Session(

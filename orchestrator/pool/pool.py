@@ -33,6 +33,9 @@ from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
 
+# Between two looks for a drafter with room.
+_LOOK_SECONDS = 0.25
+
 # When a text left a process on a target, by time.monotonic().
 Left = Mapping[tuple[Replica[TargetClient], int], float]
 
@@ -185,6 +188,19 @@ class ReplicaPool:
         smallest load, and of several the one whose turn it is.
         """
         return least_loaded(self._agreed.drafters if law == self._agreed.law else (), zone)
+
+    async def next_drafter(
+        self, law: Law, zone: str, seconds: float
+    ) -> Replica[DrafterClient] | None:
+        """The same, as soon as there is one; None where that takes too long."""
+        # Others' texts come and go, and who has failed is asked anew, without a word to us.
+        return await self._notifier.wait_for(
+            lambda: self.pick_drafter(law, zone), seconds, _LOOK_SECONDS
+        )
+
+    def note_room(self) -> None:
+        """A drafter may have room that it had not."""
+        self._notifier.notify()
 
     def targets(
         self, capabilities: Capabilities, left: Left = MappingProxyType({})
