@@ -270,7 +270,7 @@ MUTANTS = (
         "target_svc/round.py",
         "Foreseen(self.sampling.seed, Purpose.RESIDUAL, uniforms)",
         "Foreseen(self.sampling.seed, Purpose.ACCEPT, uniforms)",
-        (_RUN_LAW,),
+        ("tests/unit/target/test_round_numbers.py",),
     ),
     Mutant(
         "cascade: one number keeps and corrects",
