@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.engine.answers import Decision
-from tandem.engine.asks import Decide, Scored
+from tandem.engine.answers import Decision, Scored
+from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
