@@ -37,7 +37,7 @@ class Texts:
     Args:
         settings: limits and waits.
         pool: picks replicas.
-        validator: see there.
+        validator: of the first pair.
         metrics: of requests; None where nobody reads them.
     """
 

@@ -348,7 +348,7 @@ class Validator:
             field: that it comes from.
 
         Raises:
-            InvalidRequest: see there.
+            InvalidRequest: there is no tokenizer, or the text is too long for a sequence.
         """
         if not self.codec.has_text:
             raise InvalidRequest(f"{field}: this target has no tokenizer; send token ids")

@@ -54,8 +54,8 @@ class PeersOfText:
         self._failover_seconds = settings.failover_seconds
         self._drafter_seconds = settings.queue_seconds
         self._record = record
-        # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
-        # when it is lost, a target when its failure ends the text.
+        # Apart from the drafter's stack: a failure of one does not mark the other as failed. A lost
+        # drafter is noted when it is lost, a target when its failure ends the text.
         self._targets = ExitStack()
         self.drafting = DrafterOfText(pool.drafter_deadlines, record)
         self._target: Replica[TargetClient] | None = None

@@ -221,8 +221,8 @@ class ReplicaPool:
 
     @property
     def room(self) -> TargetCapacity:
-        """What the targets can hold for us; without any target no text is held up, since whoever
-        makes it knows better what to wait for."""
+        """What the targets can hold for us. Without targets the queue admits everything: the text
+        itself waits for a target, with its own deadline."""
         targets = self._agreed.targets
         if not targets:
             return TargetCapacity(sys.maxsize)

@@ -39,7 +39,7 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
     """A sequence whose steps an engine runs.
 
     Args:
-        engine: see there.
+        engine: runs the steps.
         info: limits that were announced.
     """
 
