@@ -11,9 +11,10 @@ from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import StatesWanted
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
+from tandem.inference.description import Description
 from tandem.inference.loading.extra_embeddings import embeddings_beside
+from tandem.inference.model import Model
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
@@ -146,9 +147,9 @@ def own_drafts(
     )
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)
-    require_its_vocabulary(drafter, target)
-    _require_room_for_probes(drafter, info, target)
-    wanted = _wanted(drafter, target)
+    require_its_vocabulary(drafter, target.about)
+    _require_room_for_probes(drafter, info, target.about)
+    wanted = _wanted(drafter, target.about)
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
         recipe=recipe.model_dump_json(),
@@ -159,14 +160,16 @@ def own_drafts(
         max_nodes=min(recipe.largest_tree, info.max_nodes - drafter.probes),
         pass_times=[each for model in models[:1] for each in passes_of(model)],
         probes=drafter.probes,
-        max_length=min([info.max_length, *(model.max_length for model in models)]),
+        max_length=min([info.max_length, *(model.about.max_length for model in models)]),
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     own_drafts = OwnDrafts(drafter, described, info.vocab_size, on_device=beside, wanted=wanted)
     return own_drafts, models
 
 
-def _require_room_for_probes(drafter: Drafter, info: common_pb2.ModelInfo, target: Model) -> None:
+def _require_room_for_probes(
+    drafter: Drafter, info: common_pb2.ModelInfo, target: Description
+) -> None:
     """Refuse a drafter whose probes the target cannot compute.
 
     Raises:
@@ -185,7 +188,7 @@ def _require_room_for_probes(drafter: Drafter, info: common_pb2.ModelInfo, targe
         )
 
 
-def _wanted(drafter: Drafter, target: Model) -> StatesWanted | None:
+def _wanted(drafter: Drafter, target: Description) -> StatesWanted | None:
     """The target's hidden states that its own drafter reads; None where it reads none.
 
     Raises:

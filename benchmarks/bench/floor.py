@@ -64,7 +64,7 @@ class Floor:
         self._drafter = _fastest(drafter, "auto", drafts=True)
         self._target = _fastest(target, dtype)
         size = getattr(torch, dtype).itemsize
-        self.target_parameters = self._target.parameters
+        self.target_parameters = self._target.about.parameters
         self.target_bytes = self.target_parameters * size
         self._drafter_cache = self._prefilled(self._drafter)
         self._target_cache = self._prefilled(self._target)

@@ -74,7 +74,7 @@ class Decoding:
     @property
     def layers(self) -> int:
         """Of the model."""
-        return self._whole.layers
+        return self._whole.about.layers
 
     @torch.inference_mode()
     def measure(self, part: ModelPart) -> Found:

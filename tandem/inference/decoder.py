@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tandem.inference.batch.tiles import FEW
 from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support
-from tandem.inference.description import NO_HASHES, Description
+from tandem.inference.description import NO_HASHES, describe
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import NONE, layers_from
@@ -26,25 +27,18 @@ from tandem.inference.loading.adapter import adapter_fingerprint, merge_adapter
 from tandem.inference.loading.checkpoint import read_model, read_tokenizer
 from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, embeddings_for
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
+from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
 from tandem.inference.threads import use_threads
-from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
 
-class Decoder(Description):
-    """A causal language model, its KV pool, and counts of its calls.
-
-    Attributes:
-        device: that computes it.
-        improving: whether `improve` may still find something faster.
-        pass_times: passes of the first back end as `measure` found them; before it, none.
-        of_layers: whose hidden states passes can give, see `Layers`.
-    """
+class Decoder(Model):
+    """A causal language model with its KV pool, by whichever back end is the fastest."""
 
     def __init__(
         self,
@@ -63,16 +57,17 @@ class Decoder(Description):
         hashes: Fingerprints = NO_HASHES,
         extra_embeddings: Tensor | None = None,
     ) -> None:
-        super().__init__(model, name, tokenizer, hashes)
+        probe_tokens = 0
+        about = describe(model, name, tokenizer, hashes)
         if extra_embeddings is not None:
-            self.probe_tokens = len(extra_embeddings)
+            probe_tokens = len(extra_embeddings)
             add_embeddings(model, extra_embeddings)
         self.device = next(model.parameters()).device
-        self.pass_times: Sequence[PassTime] = ()
-        self.of_layers = layers_from(states_of, model)
+        of_layers = layers_from(states_of, model)
+        self.about = replace(about, of_layers=of_layers, probe_tokens=probe_tokens)
         self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
         if graph_rows and self._backends.current.in_one_call:
-            longest = min(longest, self.max_length, self.positions)
+            longest = min(longest, self.about.max_length, self.positions)
             with torch.inference_mode():
                 capture_passes(self._backends.current, graph_rows, longest)
 
@@ -165,7 +160,7 @@ class Decoder(Description):
         """Check that the model can be served, choose what computes it, and make the pool."""
         check_support(model)
         with torch.inference_mode():
-            choice = choose_backend(model, engine, drafts, trees, self.of_layers)
+            choice = choose_backend(model, engine, drafts, trees, self.about.of_layers)
             backend = choice.backend
             positions = cache_size(
                 self.device, backend.pool.bytes_per_position, cache_tokens, at_most
@@ -183,12 +178,7 @@ class Decoder(Description):
         self.improving = choice.trial is not None
 
     def measure(self, longest: int) -> None:
-        """Find out what passes take, or remember it from an earlier start. Takes a second; only
-        before the first sequence. Where it fails, nothing is known.
-
-        Args:
-            longest: positions of the longest sequence.
-        """
+        """See `Model`: takes a second, or remembers it from an earlier start."""
         backend, record = self._backends.current, self._record
         self.pass_times = record.profile(str(backend)) if record is not None else ()
         if self.pass_times:
@@ -197,7 +187,7 @@ class Decoder(Description):
             with torch.inference_mode():
                 # Where captured passes end: on an H100 17 rows take 1.5 to 3.3 times as long as 5.
                 jumps = () if backend.graphs is None else (FEW,)
-                self.pass_times = profile_of(backend, min(longest, self.max_length), jumps)
+                self.pass_times = profile_of(backend, min(longest, self.about.max_length), jumps)
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
             return

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import Truncation
-from tandem.engine.scorer import Model
 from tandem.errors import StartupError
+from tandem.inference.description import Description
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
 from tandem.inference.loading.partial import ModelPart
+from tandem.inference.model import Model
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
@@ -65,15 +66,16 @@ def load_models(
             )
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
-                f"the model {loaded.name} cannot compute the branches of {recipe.method}; use the"
-                " recipe model"
+                f"the model {loaded.about.name} cannot compute the branches of {recipe.method}; use"
+                " the recipe model"
             )
         if ahead and not loaded.takes_trees:
             raise StartupError(
-                f"the model {loaded.name} cannot compute the branches that AHEAD needs; set AHEAD=0"
+                f"the model {loaded.about.name} cannot compute the branches that AHEAD needs; set"
+                " AHEAD=0"
             )
         for other in [*models[:1], *([beside] if beside else [])]:
-            _require_one_vocabulary(other, loaded)
+            _require_one_vocabulary(other.about, loaded.about)
         models.append(loaded)
     return models
 
@@ -82,12 +84,12 @@ def law_of(
     recipe: Recipe, truncation: Truncation, models: Sequence[Model], drafter: Drafter
 ) -> tuple[str | float, ...]:
     """What drafts hang on: the recipe, its truncation, its models, and other data."""
-    fingerprints = [model.fingerprint for model in models]
+    fingerprints = [model.about.fingerprint for model in models]
     described = recipe.model_dump_json()
     return described, truncation.mass, truncation.support, *fingerprints, drafter.data
 
 
-def require_its_vocabulary(drafter: Drafter, model: Model) -> None:
+def require_its_vocabulary(drafter: Drafter, model: Description) -> None:
     """Refuse a drafter whose index has the ids of another tokenizer.
 
     Raises:
@@ -100,7 +102,7 @@ def require_its_vocabulary(drafter: Drafter, model: Model) -> None:
         )
 
 
-def _require_one_vocabulary(first: Model, other: Model) -> None:
+def _require_one_vocabulary(first: Description, other: Description) -> None:
     """Refuse models of several tokenizers: a draft has tokens of all of them."""
     if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
         raise StartupError(
@@ -114,7 +116,7 @@ def _require_one_vocabulary(first: Model, other: Model) -> None:
         )
 
 
-def _difference(first: Model, other: Model) -> str:
+def _difference(first: Description, other: Description) -> str:
     """The first token that differs, and how many both have."""
     from tokenizers import Tokenizer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import structlog
 
@@ -11,11 +10,11 @@ from tandem.common.v1 import common_pb2
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.inference.loading.partial import WHOLE, ModelPart
+from tandem.inference.model import Model
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -23,14 +22,6 @@ from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB, ModelSettings
 
 _log = structlog.get_logger(__name__)
-
-
-class Measured(Model, Protocol):
-    """A model that can time its passes."""
-
-    def measure(self, longest: int) -> None:
-        """Find out what passes take, for sequences of at most so many positions; only before the
-        first sequence."""
 
 
 def load_decoder(
@@ -80,11 +71,11 @@ def load_decoder(
         extra_embeddings=extra_embeddings,
     )
     _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
-    prepare(decoder, settings, f"{decoder.name}: " if beside else "")
+    prepare(decoder, settings, f"{decoder.about.name}: " if beside else "")
     return decoder
 
 
-def prepare(model: Measured, settings: ModelSettings, name: str = "") -> None:
+def prepare(model: Model, settings: ModelSettings, name: str = "") -> None:
     """Check that a model has room for a sequence of the greatest length, and measure its passes.
 
     Args:
@@ -105,9 +96,9 @@ def prepare(model: Measured, settings: ModelSettings, name: str = "") -> None:
     model.measure(longest)
 
 
-def max_length(decoder: Model, settings: ModelSettings) -> int:
+def max_length(model: Model, settings: ModelSettings) -> int:
     """Tokens a sequence may hold."""
-    return min(decoder.max_length, settings.max_length)
+    return min(model.about.max_length, settings.max_length)
 
 
 def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:
@@ -120,39 +111,40 @@ def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -
     return Engine(name, admission, limits, stepper)
 
 
-def passes_of(decoder: Model) -> list[common_pb2.PassTime]:
+def passes_of(model: Model) -> list[common_pb2.PassTime]:
     """What passes of a model take, as a message says it."""
     return [
         common_pb2.PassTime(sequences=sequences, rows=rows, nanoseconds=round(nanoseconds))
-        for sequences, rows, nanoseconds in decoder.pass_times
+        for sequences, rows, nanoseconds in model.pass_times
     ]
 
 
-def info_of(decoder: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
+def info_of(model: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
     """The handshake's message.
 
     Args:
-        decoder: loaded.
+        model: loaded.
         settings: of the service.
         law: what its texts hang on besides the model.
     """
+    about = model.about
     return common_pb2.ModelInfo(
-        model=decoder.name,
+        model=about.name,
         protocol_version=PROTOCOL_VERSION,
-        vocab_size=decoder.vocab_size,
-        tokenizer_fingerprint=decoder.tokenizer_fingerprint,
-        eos_token_ids=decoder.eos_token_ids,
-        max_length=max_length(decoder, settings),
+        vocab_size=about.vocab_size,
+        tokenizer_fingerprint=about.tokenizer_fingerprint,
+        eos_token_ids=about.eos_token_ids,
+        max_length=max_length(model, settings),
         max_gamma=settings.max_gamma,
         max_sequences=settings.max_sequences,
-        device=decoder.device.type,
-        parameters=decoder.parameters,
+        device=model.device.type,
+        parameters=about.parameters,
         max_message_bytes=settings.max_message_mib * MIB,
-        fingerprint=fingerprint_of(decoder.fingerprint, *law),
+        fingerprint=fingerprint_of(about.fingerprint, *law),
         zone=settings.zone,
-        hidden_size=decoder.hidden_size,
-        layers=decoder.layers,
-        weights_fingerprint=decoder.weights_fingerprint,
-        cache_tokens=decoder.positions,
-        pass_times=passes_of(decoder),
+        hidden_size=about.hidden_size,
+        layers=about.layers,
+        weights_fingerprint=about.weights_fingerprint,
+        cache_tokens=model.positions,
+        pass_times=passes_of(model),
     )

@@ -1,9 +1,10 @@
-"""A target's model, computed by vLLM; see `tandem.engine.scorer.Model`."""
+"""A target's model, computed by vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from tandem.errors import StartupError, first_line
 from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
-from tandem.inference.description import Description
+from tandem.inference.description import describe
 from tandem.inference.feed import Drawn, Feed, listed
 from tandem.inference.loading.checkpoint import device_of
+from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
@@ -24,27 +26,22 @@ from tandem.inference.vllm.other_ranks import OtherRanks, free_address
 from tandem.inference.vllm.rank import Rank, RankPlan, end_process
 from tandem.inference.vllm.reference import Reference, dtype_of, reference_of
 from tandem.inference.vllm.tether import Tether
-from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
 
-class VllmModel(Description):
+class VllmModel(Model):
     """A model whose passes vLLM computes, by a pass of ragged chains over its paged KV cache.
 
     Attributes:
-        device: of rank 0.
-        pass_times: as `measure` found them; before it, none.
         of_layers: hidden states are not given.
         blocks: its layers are not compared one by one.
-        improving: nothing else is tried.
         takes_trees: rows of a sequence are a chain.
         busy: nothing else uses it while it is measured.
     """
 
     of_layers: tuple[int, ...] = ()
     blocks: Sequence[nn.Module] = ()
-    improving = False
     takes_trees = False
     engine = "vllm"
 
@@ -59,11 +56,10 @@ class VllmModel(Description):
     ) -> None:
         from tandem.inference.vllm.memory import BlockMemory
 
-        super().__init__(reference.model, name, reference.tokenizer, reference.hashes)
-        self.dtype, self._rank, self._others, self._tether = dtype, rank, others, tether
+        about = describe(reference.model, name, reference.tokenizer, reference.hashes)
+        self.about = replace(about, max_length=min(about.max_length, rank.max_length))
+        self._dtype, self._rank, self._others, self._tether = dtype, rank, others, tether
         self.device = rank.device
-        self.max_length = min(self.max_length, rank.max_length)
-        self.pass_times: Sequence[PassTime] = ()
         self.busy: Any = nullcontext()
         self._memory = BlockMemory(rank.core)
         self.pool: Any = self._memory
@@ -116,9 +112,14 @@ class VllmModel(Description):
             compared = probe(self, reference.expected, length)
         if not compared.holds:
             raise StartupError(
-                f"vLLM computes other logits for {self.name} than transformers: {compared};"
+                f"vLLM computes other logits for {self.about.name} than transformers: {compared};"
                 " TANDEM_TARGET_VLLM_CHECKED=false serves it all the same"
             )
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and passes."""
+        return self._dtype
 
     @property
     def positions(self) -> int:
@@ -131,15 +132,15 @@ class VllmModel(Description):
         return self._memory.free_positions
 
     def reserve(self, capacity: int, nodes: int = 0) -> Any:
-        """See `tandem.engine.scorer.Memory`."""
+        """See `Model`."""
         return self._memory.reserve(capacity, nodes)
 
     def release(self, cache: Any) -> None:
-        """See `tandem.engine.scorer.Memory`."""
+        """See `Model`."""
         self._memory.release(cache)
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """See `tandem.engine.scorer.Scorer`."""
+        """See `Model`."""
         tokens = _on_host(feeds)
         step = self._pass(feeds, tokens)
         for feed in feeds:
@@ -202,15 +203,12 @@ class VllmModel(Description):
         )
 
     def measure(self, longest: int) -> None:
-        """Find out what passes take; only before the first sequence."""
+        """See `Model`."""
         try:
             with torch.inference_mode():
-                self.pass_times = profile_of(self, min(longest, self.max_length))
+                self.pass_times = profile_of(self, min(longest, self.about.max_length))
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
-
-    def improve(self) -> None:
-        """Nothing else is tried."""
 
     def close(self) -> None:
         """End the other ranks."""

@@ -85,7 +85,11 @@ def ragged_rows(decoder: Decoder, texts: Sequence[Sequence[int]]) -> tuple[Rows,
             keep = rng.choice((len(news), rng.randint(0, len(news))))
             wrong = [(token_id + 1) % VOCAB_SIZE for token_id in news[keep:]]
             wanted = len(news) if every_row else rng.randint(0, len(news))
-            told = rng.choice((0, len(news), rng.randint(0, len(news)))) if decoder.of_layers else 0
+            told = (
+                rng.choice((0, len(news), rng.randint(0, len(news))))
+                if decoder.about.of_layers
+                else 0
+            )
             feeds.append(Feed(cache, [*news[:keep], *wrong], wanted, states=told))
             kept.append((found, cache.length + keep))
         output = decoder.forward(feeds)

@@ -23,10 +23,10 @@ from tandem.engine.answers import Decision
 from tandem.engine.asks import DrawTogether, Score, StatesWanted, Steps, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
+from tandem.inference.model import Model
 from tandem.speculation.draft import Draft
 from tandem.speculation.predictions import Predictions
 from tandem.speculation.request.sampling import Sampling

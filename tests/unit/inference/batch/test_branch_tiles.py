@@ -68,7 +68,7 @@ def test_a_device_takes_trees_in_one_call_if_it_was_told_of_them(
     found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
     assert worst_of(expected, found) < TOLERANCE
     # In each layer the prompts and what comes behind the kept paths, and the two feeds between.
-    assert kernel.calls == decoder.layers * (4 if at_once else 2)
+    assert kernel.calls == decoder.about.layers * (4 if at_once else 2)
 
 
 def test_graphs_leave_trees_alone(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:

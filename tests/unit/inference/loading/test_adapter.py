@@ -74,8 +74,8 @@ def test_the_weights_have_the_changes(checkpoint: Path, adapter: Path) -> None:
 
     plain = Decoder.load(str(checkpoint), "cpu", "float32", 64)
     adapted = Decoder.load(str(checkpoint), "cpu", "float32", 64, adapter=str(adapter))
-    assert adapted.fingerprint != plain.fingerprint
-    assert adapted.weights_fingerprint == fingerprints(found, "").weights
+    assert adapted.about.fingerprint != plain.about.fingerprint
+    assert adapted.about.weights_fingerprint == fingerprints(found, "").weights
 
 
 def without_weights(folder: Path) -> None:

@@ -120,7 +120,7 @@ def test_what_is_left_out_is_not_kept(tmp_path: Path) -> None:
     take_part(model, ModelPart(exit=2))
     assert sum(p.numel() for p in model.parameters()) == count - 2 * layer
     decoder = Decoder(model, "part", cache_tokens=64)
-    assert decoder.layers == 2
+    assert decoder.about.layers == 2
     full = Decoder(whole(row), "whole", cache_tokens=64)
     assert 2 * decoder.pool.bytes_per_position == full.pool.bytes_per_position
     # Another part is another model.

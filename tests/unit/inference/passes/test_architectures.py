@@ -214,7 +214,7 @@ def test_longrope_is_served_up_to_where_its_frequencies_change() -> None:
     }
     phi = next(row for row in SUPPORTED if row.model_type == "phi3")
     model = build(phi, rope_parameters=rope, original_max_position_embeddings=32)
-    assert Decoder(model, phi.name).max_length == 32
+    assert Decoder(model, phi.name).about.max_length == 32
 
 
 def test_the_document_is_what_the_matrix_says() -> None:

@@ -104,7 +104,7 @@ def difference(
         counts = [rng.choice((1, 1, 1, 2, 5, FEW, FEW + 1)) for _ in chosen]
         wanted = [rng.randint(0, count) for count in counts]
         wanted[-1] = counts[-1]
-        told = [rng.randint(0, count) if decoders[0].of_layers else 0 for count in counts]
+        told = [rng.randint(0, count) if decoders[0].about.of_layers else 0 for count in counts]
         lengths = [caches[0][i].length - rng.randint(0, 5) for i in chosen]
         found = []
         for decoder, own in zip(decoders, caches, strict=True):
