@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 from tandem.common.v1 import common_pb2
@@ -13,6 +14,7 @@ from tandem.engine.asks import StatesWanted
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError, first_line
 from tandem.inference.description import Description
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
 from tandem.inference.model import Model
 from tandem.inference.vllm.arguments import VllmOptions
@@ -20,7 +22,7 @@ from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.model import load_decoder, passes_of, prepare
+from tandem.serving.model import load_decoder, options_of, passes_of, prepare
 from tandem.settings import read_settings
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
@@ -34,13 +36,16 @@ def load_target(settings: TargetSettings) -> Model:
         StartupError: one sentence on what is missing, broken or too large.
     """
     if settings.engine != "vllm":
-        return load_decoder(
-            settings,
-            trees=settings.max_nodes > 0,
-            states_of=settings.feedback,
+        source = CheckpointSource(
+            settings.model,
+            settings.device,
+            settings.dtype,
             adapter=settings.adapter,
             extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
         )
+        options = options_of(settings)
+        options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
+        return load_decoder(source, options, settings)
     if settings.extra_embeddings:
         raise StartupError(
             "TANDEM_TARGET_EXTRA_EMBEDDINGS: ENGINE=vllm takes none; use another ENGINE"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 from tandem.inference.compatibility import max_positions
 from tandem.inference.fingerprint import Fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import Layers
-
-NO_HASHES = Fingerprints()
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,10 @@ class Description:
     of_layers: Layers = ()
     probe_tokens: int = 0
 
+    def hashed(self, hashes: Fingerprints) -> Description:
+        """The same, with the hashes of a checkpoint."""
+        return replace(self, fingerprint=hashes.model, weights_fingerprint=hashes.weights)
+
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty where there is none."""
         if self.tokenizer is None:
@@ -68,16 +70,13 @@ class Description:
         return {name: str(token) for name, token in named.items() if not isinstance(token, list)}
 
 
-def describe(
-    model: PreTrainedModel, name: str, tokenizer: Any = None, hashes: Fingerprints = NO_HASHES
-) -> Description:
-    """What a causal language model's configuration and tokenizer tell.
+def describe(model: PreTrainedModel, name: str, tokenizer: Any = None) -> Description:
+    """What a causal language model's configuration and tokenizer tell; the hashes are empty.
 
     Args:
         model: loaded; on "meta" without its weights.
         name: of the checkpoint.
         tokenizer: of the checkpoint; None without one.
-        hashes: of weights, configuration and tokenizer.
     """
     config = model.config.get_text_config()
     return Description(
@@ -90,8 +89,6 @@ def describe(
         eos_token_ids=end_token_ids(model, tokenizer),
         tokenizer=tokenizer,
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
-        fingerprint=hashes.model,
-        weights_fingerprint=hashes.weights,
     )
 
 

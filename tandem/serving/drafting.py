@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import Truncation
@@ -10,9 +11,10 @@ from tandem.errors import StartupError
 from tandem.inference.description import Description
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
-from tandem.serving.model import load_decoder
+from tandem.serving.model import load_decoder, options_of
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
 
@@ -44,26 +46,27 @@ def load_models(
             f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
             " with --drafter of `tandem up`"
         )
+    at_most = beside.positions if beside else settings.max_sequences * settings.max_length
+    options = replace(
+        options_of(settings, ahead),
+        drafts=settings.dtype == "auto",
+        trees=ahead > 0 or recipe.largest_tree > 0,
+    )
     models: list[Model] = []
-    for checkpoint in recipe.checkpoints:
-        own = settings.model_copy(update={"model": checkpoint.path or model})
+    for named in recipe.checkpoints:
+        source = CheckpointSource(
+            named.path or model,
+            settings.device,
+            settings.dtype,
+            adapter=named.adapter,
+            part=ModelPart(named.exit, named.skip),
+        )
         loaded: Model
-        if checkpoint.head:
-            at_most = beside.positions if beside else own.max_sequences * own.max_length
-            room = Room(own.cache_tokens, at_most)
-            of = checkpoint.target or target
-            loaded = load_head(own.model, checkpoint.head, of, own.device, own.dtype, room)
+        if named.head:
+            room = Room(settings.cache_tokens, at_most)
+            loaded = load_head(source, named.head, named.target or target, room)
         else:
-            trees = ahead > 0 or recipe.largest_tree > 0
-            loaded = load_decoder(
-                own,
-                drafts=True,
-                trees=trees,
-                beside=beside,
-                room=ahead,
-                adapter=checkpoint.adapter,
-                part=ModelPart(checkpoint.exit, checkpoint.skip),
-            )
+            loaded = load_decoder(source, options, settings, beside)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.about.name} cannot compute the branches of {recipe.method}; use"

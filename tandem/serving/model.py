@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -12,8 +13,8 @@ from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
-from tandem.inference.loading.partial import WHOLE, ModelPart
+from tandem.inference.decoder import Decoder, DecoderOptions
+from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
 from tandem.inference.model import Model
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
@@ -24,52 +25,44 @@ from tandem.settings import MIB, ModelSettings
 _log = structlog.get_logger(__name__)
 
 
-def load_decoder(
-    settings: ModelSettings,
-    drafts: bool = False,
-    trees: bool = False,
-    beside: Model | None = None,
-    states_of: str = "none",
-    room: int = 0,
-    adapter: str = "",
-    part: ModelPart = WHOLE,
-    extra_embeddings: str = "",
-) -> Decoder:
-    """The checkpoint, with a KV cache that holds a sequence of the greatest length.
+def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
+    """How a decoder is to compute, with a KV cache for sequences of the greatest length.
 
     Args:
         settings: of the service.
-        drafts: it may do so in any dtype.
-        trees: its sequences may have branches.
+        room: positions of each sequence beside its text.
+    """
+    return DecoderOptions(
+        cache_tokens=settings.cache_tokens,
+        at_most=settings.max_sequences * (settings.max_length + room),
+        threads=settings.threads,
+        engine=settings.engine,
+        graph_rows=settings.graph_rows,
+        longest=settings.max_length,
+    )
+
+
+def load_decoder(
+    source: CheckpointSource,
+    options: DecoderOptions,
+    settings: ModelSettings,
+    beside: Model | None = None,
+) -> Decoder:
+    """A checkpoint's decoder, measured.
+
+    Args:
+        source: of the checkpoint.
+        options: how it computes, see `options_of`.
+        settings: of the service.
         beside: a larger model of this process, whose sequences it has too: it needs no more memory
             and no more threads than that one.
-        states_of: layers whose hidden states it gives.
-        room: positions of each sequence beside its text.
-        adapter: folder of an adapter of the checkpoint; empty for none.
-        part: what is computed of the checkpoint.
-        extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    each = settings.max_length + room
-    decoder = Decoder.load(
-        settings.model,
-        settings.device,
-        settings.dtype,
-        settings.cache_tokens,
-        at_most=beside.positions if beside else settings.max_sequences * each,
-        threads=None if beside else settings.threads,
-        engine=settings.engine,
-        drafts=drafts,
-        graph_rows=settings.graph_rows,
-        longest=settings.max_length,
-        trees=trees,
-        states_of=states_of,
-        adapter=adapter,
-        part=part,
-        extra_embeddings=extra_embeddings,
-    )
+    if beside:
+        options = replace(options, at_most=beside.positions, threads=None)
+    decoder = Decoder(read_checkpoint(source), options)
     _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
     prepare(decoder, settings, f"{decoder.about.name}: " if beside else "")
     return decoder

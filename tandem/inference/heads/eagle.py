@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
-from tandem.inference.heads.head import Head, Source, features_of
+from tandem.inference.heads.head import Head, HeadSource, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.kv.extents import SequenceCache
 
@@ -47,7 +47,7 @@ class EagleHead(Head):
     cache = EagleCache
     depths = _DEPTHS
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HeadSource) -> None:
         files = source.files
         tensors = {name.replace("midlayer.", _AT): part for name, part in files.tensors().items()}
         read = {"embed_tokens.weight", "lm_head.weight", "fc.weight", "fc.bias", "d2t"}

@@ -41,7 +41,7 @@ class Room(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class HeadSource:
     """What a head is made of, and for which place.
 
     Attributes:
@@ -137,7 +137,7 @@ class Head(Model):
     # Of a decoder layer, for a head that has one.
     _pool: KVPool | None = None
 
-    def __init__(self, source: Source, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, source: HeadSource, tensors: Mapping[str, Tensor]) -> None:
         files, own = source.files, source.files.own
         self.device, self._dtype = source.device, source.dtype
         fingerprint = tensors_fingerprint(tensors, [files.config, str(source.dtype)])

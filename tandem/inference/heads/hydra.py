@@ -16,7 +16,7 @@ from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch, tokens_of
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Source, ends_of, features_of
+from tandem.inference.heads.head import Head, HeadSource, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.kv.extents import SequenceCache
 
@@ -66,7 +66,7 @@ class HydraHead(Head):
 
     cache = HydraCache
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HeadSource) -> None:
         tensors = source.files.tensors()
         source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         own = tensors.pop(f"{_PREFIX}embed_tokens.weight", None)

@@ -16,7 +16,7 @@ from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Source, ends_of, features_of
+from tandem.inference.heads.head import Head, HeadSource, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 
 # The names of the authors' own files, and those of vLLM's.
@@ -38,7 +38,7 @@ class MedusaHead(Head):
     Without decoder layers a feed has one feature.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HeadSource) -> None:
         tensors = source.files.tensors()
         decoders = _decoders_of(tensors)
         weights, biases = ([], []) if decoders else _residual_of(tensors, source.files)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import structlog
@@ -13,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.check.plain import Plain
 from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
-from tandem.inference.description import describe
+from tandem.inference.description import Description
 from tandem.inference.feed import Drawn, Feed, listed
-from tandem.inference.loading.checkpoint import device_of
+from tandem.inference.loading.weights import device_of
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
 from tandem.inference.vllm.other_ranks import OtherRanks, free_address
 from tandem.inference.vllm.rank import Rank, RankPlan, end_process
-from tandem.inference.vllm.reference import Reference, dtype_of, reference_of
+from tandem.inference.vllm.reference import dtype_of, reference_of
 from tandem.inference.vllm.tether import Tether
 
 _log = structlog.get_logger(__name__)
@@ -46,17 +46,10 @@ class VllmModel(Model):
     engine = "vllm"
 
     def __init__(
-        self,
-        reference: Reference,
-        name: str,
-        dtype: str,
-        rank: Rank,
-        others: OtherRanks,
-        tether: Tether,
+        self, about: Description, dtype: str, rank: Rank, others: OtherRanks, tether: Tether
     ) -> None:
         from tandem.inference.vllm.memory import BlockMemory
 
-        about = describe(reference.model, name, reference.tokenizer, reference.hashes)
         self.about = replace(about, max_length=min(about.max_length, rank.max_length))
         self._dtype, self._rank, self._others, self._tether = dtype, rank, others, tether
         self.device = rank.device
@@ -81,12 +74,13 @@ class VllmModel(Model):
             )
         dtype = dtype_of(options.model, options.device, options.dtype)
         reference = reference_of(options, dtype)
-        arguments = engine_arguments(options, dtype, reference.model.config)
-        use_threads(options.threads, reference.model.num_parameters())
+        model, about = reference.checkpoint.model, reference.checkpoint.about
+        arguments = engine_arguments(options, dtype, model.config)
+        use_threads(options.threads, about.parameters)
         threads = max(torch.get_num_threads() // options.tensor_parallel, 1)
         torch.set_num_threads(threads)
         # Its configuration is all that is needed from here on.
-        reference.model.to("meta")
+        model.to("meta")
         address = options.leader if options.nodes > 1 else free_address()
         plan = RankPlan(arguments, 0, 0, device.type, address, threads)
         others = OtherRanks(plan, ranks[1:], 0, end_process)
@@ -95,21 +89,20 @@ class VllmModel(Model):
             tether.listen(options.tether[1])
         try:
             rank = Rank(plan)
-            model = cls(reference, Path(options.model).name, dtype, rank, others, tether)
-            model._compare(reference)
+            loaded = cls(about, dtype, rank, others, tether)
+            loaded._compare(reference.expected)
         except BaseException:
             tether.close()
             others.close()
             raise
-        return model
+        return loaded
 
-    def _compare(self, reference: Reference) -> None:
+    def _compare(self, expected: Plain | None) -> None:
         """Raises StartupError if rows differ from the plain ones."""
-        if reference.expected is None:
+        if expected is None:
             return
-        length = len(reference.expected.texts.first)
         with torch.inference_mode():
-            compared = probe(self, reference.expected, length)
+            compared = probe(self, expected, len(expected.texts.first))
         if not compared.holds:
             raise StartupError(
                 f"vLLM computes other logits for {self.about.name} than transformers: {compared};"

@@ -49,6 +49,7 @@ from target_svc import run as runs
 from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunSize
+from tests.support.decoders import decoder_over
 from tests.support.devices.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
@@ -161,7 +162,7 @@ def decoder_on_device(
         model = AutoModelForCausalLM.from_config(config)
     if modules:
         model.config.hidden_act = "gelu"  # what no plain list of operators is written for
-    return Decoder(model, "fake", states_of=states_of)
+    return decoder_over(model, "fake", states_of=states_of)
 
 
 class Waiter:

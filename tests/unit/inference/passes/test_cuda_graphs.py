@@ -22,6 +22,7 @@ from tandem.inference.output import PassOutput
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
 from tandem.inference.passes.cuda_graphs import Graph, _pairs, rooms
+from tests.support.decoders import decoder_over
 from tests.support.devices.flex import BLOCK, Kernel, without_compiler
 from tests.support.devices.recording import Recorder
 from tests.support.models.architectures import SUPPORTED, Architecture, build
@@ -61,7 +62,7 @@ def pair_of(row: Architecture) -> list[Decoder]:
     options = {"num_hidden_layers": 1} if row.model_type in ALIKE else {}
     states_of = "none" if row.model_type in ALIKE else "1,last"
     return [
-        Decoder(
+        decoder_over(
             build(row, **options),
             "tiny",
             cache_tokens=50 * BLOCK,
