@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from tandem.inference.compatibility import max_positions
-from tandem.inference.fingerprint import Fingerprints, tokenizer_fingerprint
+from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.hidden_states import Layers
 
 
@@ -46,10 +46,6 @@ class Description:
     weights_fingerprint: str = ""
     of_layers: Layers = ()
     probe_tokens: int = 0
-
-    def hashed(self, hashes: Fingerprints) -> Description:
-        """The same, with the hashes of a checkpoint."""
-        return replace(self, fingerprint=hashes.model, weights_fingerprint=hashes.weights)
 
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty where there is none."""

@@ -11,6 +11,7 @@ from tandem.inference.description import Description, describe
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.adapter import adapter_fingerprint, merge_adapter
 from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, embeddings_for
+from tandem.inference.loading.outline import fingerprints_of_files, read_outline
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
 from tandem.inference.loading.weights import read_model, read_tokenizer
 
@@ -21,7 +22,8 @@ class CheckpointSource:
 
     Attributes:
         model: directory or hub id.
-        device: as torch names it ("cpu", "cuda", "cuda:1").
+        device: as torch names it ("cpu", "cuda", "cuda:1"); "meta" for a model without its weights,
+            which another engine reads.
         dtype: a name; "auto" is float32 on a CPU (a drafter may later use a faster one), else the
             checkpoint's.
         adapter: folder of an adapter to merge into the weights; empty for none.
@@ -42,8 +44,7 @@ class LoadedCheckpoint:
     """A model, and what is told of it.
 
     Attributes:
-        model: with its weights on their device; without them, on "meta", where another engine
-            reads them.
+        model: with its weights on their device; none on "meta".
         about: what is told of it. Rows of extra embeddings are in none of its hashes.
     """
 
@@ -57,7 +58,11 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
     Raises:
         StartupError: what is missing or broken, or does not fit, in one sentence.
     """
-    model = read_model(source.model, source.device, source.dtype)
+    outline = source.device == "meta"
+    if outline:
+        model = read_outline(source.model)
+    else:
+        model = read_model(source.model, source.device, source.dtype)
     served = MadeFor()
     if source.extra_embeddings:
         served = MadeFor(fingerprints(model, "").weights, adapter_fingerprint(source.adapter))
@@ -66,7 +71,11 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
     if source.part != WHOLE:
         take_part(model, source.part)
     about = describe(model, Path(source.model).name, read_tokenizer(source.model))
-    about = about.hashed(fingerprints(model, about.tokenizer_fingerprint))
+    if outline:
+        hashes = fingerprints_of_files(source.model, about.tokenizer_fingerprint)
+    else:
+        hashes = fingerprints(model, about.tokenizer_fingerprint)
+    about = replace(about, fingerprint=hashes.model, weights_fingerprint=hashes.weights)
     if source.extra_embeddings:
         rows = embeddings_for(model, source.extra_embeddings, served)
         add_embeddings(model, rows)

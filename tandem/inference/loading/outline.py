@@ -15,28 +15,15 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.description import describe
 from tandem.inference.fingerprint import Fingerprints, digest
-from tandem.inference.loading.checkpoint import LoadedCheckpoint
-from tandem.inference.loading.weights import read_config, read_tokenizer
+from tandem.inference.loading.weights import read_config
 
 
-def read_outline(model: str) -> LoadedCheckpoint:
-    """A checkpoint on "meta", with hashes of its files.
+def read_outline(model: str) -> PreTrainedModel:
+    """A checkpoint's causal language model on "meta".
 
     Args:
-        model: directory.
-
-    Raises:
-        StartupError: transformers does not know it; or the weights cannot be read.
-    """
-    outline = _outline(model)
-    about = describe(outline, Path(model).name, read_tokenizer(model))
-    return LoadedCheckpoint(outline, about.hashed(_of_files(model, about.tokenizer_fingerprint)))
-
-
-def _outline(model: str) -> PreTrainedModel:
-    """A model without its weights.
+        model: directory or hub id.
 
     Raises:
         StartupError: transformers does not know it.
@@ -51,11 +38,15 @@ def _outline(model: str) -> PreTrainedModel:
     return outline
 
 
-def _of_files(model: str, tokenizer: str) -> Fingerprints:
-    """Of the tensors in a checkpoint's files.
+def fingerprints_of_files(model: str, tokenizer: str) -> Fingerprints:
+    """Hashes of the tensors in a checkpoint's files.
+
+    Args:
+        model: directory.
+        tokenizer: its hash.
 
     Raises:
-        StartupError: they cannot be read.
+        StartupError: they cannot be read, or there are none.
     """
     digests: list[tuple[str, str]] = []
     try:

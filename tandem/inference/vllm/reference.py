@@ -18,7 +18,6 @@ from tandem.inference.loading.checkpoint import (
     LoadedCheckpoint,
     read_checkpoint,
 )
-from tandem.inference.loading.outline import read_outline
 from tandem.inference.loading.weights import read_config
 from tandem.inference.vllm.arguments import VllmOptions
 
@@ -66,10 +65,8 @@ def reference_of(options: VllmOptions, dtype: str) -> Reference:
         StartupError: one sentence on what is missing or broken.
     """
     quantized = getattr(read_config(options.model), "quantization_config", None)
-    if quantized:
-        checkpoint = read_outline(options.model)
-    else:
-        checkpoint = read_checkpoint(CheckpointSource(options.model, "cpu", dtype))
+    device = "meta" if quantized else "cpu"
+    checkpoint = read_checkpoint(CheckpointSource(options.model, device, dtype))
     plain, about = checkpoint.model.eval(), checkpoint.about
     check_rewind(plain)
     if options.quantization or options.further:
