@@ -35,17 +35,21 @@ def load_target(settings: TargetSettings) -> Model:
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    if settings.engine != "vllm":
-        source = CheckpointSource(
-            settings.model,
-            settings.device,
-            settings.dtype,
-            adapter=settings.adapter,
-            extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
-        )
-        options = options_of(settings)
-        options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
-        return load_decoder(source, options, settings)
+    if settings.engine == "vllm":
+        return _load_by_vllm(settings)
+    source = CheckpointSource(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        adapter=settings.adapter,
+        extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
+    )
+    options = options_of(settings)
+    options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
+    return load_decoder(source, options, settings)
+
+
+def _load_by_vllm(settings: TargetSettings) -> Model:
     if settings.extra_embeddings:
         raise StartupError(
             "TANDEM_TARGET_EXTRA_EMBEDDINGS: ENGINE=vllm takes none; use another ENGINE"
@@ -59,7 +63,8 @@ def load_target(settings: TargetSettings) -> Model:
         raise StartupError("TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden states; unset it")
     from tandem.inference.vllm.model import VllmModel
 
-    model = VllmModel.load(vllm_options(settings, read_settings(VllmSettings)))
+    options = vllm_options(settings, read_settings(VllmSettings))
+    model = VllmModel.load(options)
     prepare(model, settings)
     return model
 

@@ -177,18 +177,6 @@ class Decoder(Model):
         return self._backends.current.pool
 
     @property
-    def positions(self) -> int:
-        """Positions that all sequences may hold together."""
-        positions: int = self.pool.positions
-        return positions
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        free: int = self.pool.free_positions
-        return free
-
-    @property
     def takes_trees(self) -> bool:
         """Whether new sequences may have branches. A warning at the start names a model that takes
         none. Without `trees`, this may become False when the back end changes."""

@@ -60,13 +60,18 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def positions(self) -> int:
-        """Positions that all sequences may hold together; 0 where it holds nothing of them."""
+    def pool(self) -> Any:
+        """Of the KV cache of new sequences, in a form of its own; None where nothing is held."""
 
     @property
-    @abstractmethod
+    def positions(self) -> int:
+        """Positions that all sequences may hold together; 0 without a pool."""
+        return 0 if self.pool is None else int(self.pool.positions)
+
+    @property
     def free_positions(self) -> int:
         """Positions that no sequence has reserved."""
+        return 0 if self.pool is None else int(self.pool.free_positions)
 
     @abstractmethod
     def reserve(self, capacity: int, nodes: int = 0) -> Any:

@@ -156,15 +156,15 @@ class Head(Model):
         self.made_for = str(own.get("made_for", ""))
         self.acceptance: Any = own.get("acceptance", ())
         if source.target is not None:
-            self.target_layers = source.target.layers
+            target_layers = source.target.layers
         elif "target_layers" in own:
-            self.target_layers = int(own["target_layers"])
+            target_layers = int(own["target_layers"])
         else:
             raise StartupError(
                 f"the head {files.path} does not say for which target it is: name the target's"
                 " checkpoint with TANDEM_DRAFTER_TARGET"
             )
-        self.reads = files.layers_of(self.target_layers)
+        self.reads = files.layers_of(target_layers)
 
     def _describe(self, vocab_size: int, hidden_size: int) -> None:
         """Tell what a family has found in its weights."""
@@ -182,14 +182,9 @@ class Head(Model):
         return self._pool is not None
 
     @property
-    def positions(self) -> int:
-        """That all sequences may hold together; 0 where the head holds nothing of them."""
-        return 0 if self._pool is None else self._pool.positions
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        return 0 if self._pool is None else self._pool.free_positions
+    def pool(self) -> KVPool | None:
+        """Of its decoder layer; None without one."""
+        return self._pool
 
     def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
         """Room for a sequence; None if there is none now."""

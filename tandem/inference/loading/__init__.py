@@ -2,5 +2,6 @@
 
 A further kind of weights (a quantisation, a format) is read, or refused, in `weights.py`; where
 only another engine can read them, `outline.py` describes the checkpoint. A further change of
-weights is a file of its own, a field of `CheckpointSource`, and a step of `read_checkpoint`.
+weights is a file of its own, a field of `CheckpointSource`, and a step of `read_checkpoint`. Which
+architectures are served is decided behind this, in `tandem.inference.compatibility`.
 """

@@ -55,7 +55,6 @@ class VllmModel(Model):
         self.device = rank.device
         self.busy: Any = nullcontext()
         self._memory = BlockMemory(rank.core)
-        self.pool: Any = self._memory
 
     @classmethod
     def load(cls, options: VllmOptions) -> VllmModel:
@@ -115,14 +114,9 @@ class VllmModel(Model):
         return self._dtype
 
     @property
-    def positions(self) -> int:
-        """Positions that all sequences may hold together."""
-        return self._memory.positions
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        return self._memory.free_positions
+    def pool(self) -> Any:
+        """vLLM's blocks."""
+        return self._memory
 
     def reserve(self, capacity: int, nodes: int = 0) -> Any:
         """See `Model`."""
