@@ -225,8 +225,8 @@ class Head(Model):
         """Features of one position that are 0."""
         return [np.zeros((1, len(self.reads), self.hidden_size), np.int16)]
 
-    def measure(self, longest: int = 1 + _REPEATS) -> None:
-        """Find out what passes take, behind as many positions as the measurement itself takes."""
+    def measure(self, longest: int = 0) -> None:
+        """Find out what passes over one new feature take, however long sequences may be."""
         found: list[PassTime] = []
         with torch.inference_mode():
             for count in _BATCHES:

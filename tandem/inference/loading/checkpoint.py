@@ -63,6 +63,7 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
         model = read_outline(source.model)
     else:
         model = read_model(source.model, source.device, source.dtype)
+    tokenizer = read_tokenizer(source.model)
     served = MadeFor()
     if source.extra_embeddings:
         served = MadeFor(fingerprints(model, "").weights, adapter_fingerprint(source.adapter))
@@ -70,7 +71,7 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
         model = merge_adapter(model, source.adapter)
     if source.part != WHOLE:
         take_part(model, source.part)
-    about = describe(model, Path(source.model).name, read_tokenizer(source.model))
+    about = describe(model, Path(source.model).name, tokenizer)
     if outline:
         hashes = fingerprints_of_files(source.model, about.tokenizer_fingerprint)
     else:

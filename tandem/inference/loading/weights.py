@@ -101,6 +101,19 @@ def read_config(model: str) -> Any:
         raise StartupError(f"cannot load the model {model!r}: {first_line(error)}") from error
 
 
+def dtype_of(model: str, device: str, dtype: str) -> str:
+    """The name of the dtype that a setting stands for, for an engine that reads weights itself.
+
+    Raises:
+        StartupError: the checkpoint's configuration cannot be read.
+    """
+    if dtype != "auto":
+        return dtype
+    if torch.device(device).type == "cpu":
+        return "float32"
+    return str(read_config(model).dtype or torch.float32).removeprefix("torch.")
+
+
 def _require_quantisation(model: str, config: Any, device: torch.device) -> None:
     """Refuse quantised weights that would be read as if they were none, or cannot be computed.
 

@@ -17,14 +17,14 @@ from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
 from tandem.inference.description import Description
 from tandem.inference.feed import Drawn, Feed, listed
-from tandem.inference.loading.weights import device_of
+from tandem.inference.loading.weights import device_of, dtype_of
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
 from tandem.inference.vllm.other_ranks import OtherRanks, free_address
 from tandem.inference.vllm.rank import Rank, RankPlan, end_process
-from tandem.inference.vllm.reference import dtype_of, reference_of
+from tandem.inference.vllm.reference import reference_of
 from tandem.inference.vllm.tether import Tether
 
 _log = structlog.get_logger(__name__)

@@ -9,12 +9,11 @@ import structlog
 import torch
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.loading.weights import read_config
+from tandem.inference.loading.weights import dtype_of, read_config
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
 from tandem.inference.vllm.other_ranks import OtherRanks
 from tandem.inference.vllm.rank import RankPlan, end_process
-from tandem.inference.vllm.reference import dtype_of
 from tandem.inference.vllm.tether import Tether
 
 _log = structlog.get_logger(__name__)

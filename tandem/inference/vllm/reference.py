@@ -41,19 +41,6 @@ class Reference:
     expected: Plain | None
 
 
-def dtype_of(model: str, device: str, dtype: str) -> str:
-    """The name of the dtype that a setting stands for.
-
-    Raises:
-        StartupError: the checkpoint's configuration cannot be read.
-    """
-    if dtype != "auto":
-        return dtype
-    if torch.device(device).type == "cpu":
-        return "float32"
-    return str(read_config(model).dtype or torch.float32).removeprefix("torch.")
-
-
 def reference_of(options: VllmOptions, dtype: str) -> Reference:
     """Read a checkpoint, and compute a text by it.
 
