@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 from tandem.common.v1 import common_pb2
@@ -11,15 +12,17 @@ from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import StatesWanted
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
+from tandem.inference.description import Description
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
+from tandem.inference.model import Model
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.model import load_decoder, passes_of, prepare
+from tandem.serving.model import load_decoder, options_of, passes_of, prepare
 from tandem.settings import read_settings
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
@@ -32,14 +35,21 @@ def load_target(settings: TargetSettings) -> Model:
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    if settings.engine != "vllm":
-        return load_decoder(
-            settings,
-            trees=settings.max_nodes > 0,
-            states_of=settings.feedback,
-            adapter=settings.adapter,
-            extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
-        )
+    if settings.engine == "vllm":
+        return _load_by_vllm(settings)
+    source = CheckpointSource(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        adapter=settings.adapter,
+        extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
+    )
+    options = options_of(settings)
+    options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
+    return load_decoder(source, options, settings)
+
+
+def _load_by_vllm(settings: TargetSettings) -> Model:
     if settings.extra_embeddings:
         raise StartupError(
             "TANDEM_TARGET_EXTRA_EMBEDDINGS: ENGINE=vllm takes none; use another ENGINE"
@@ -53,7 +63,8 @@ def load_target(settings: TargetSettings) -> Model:
         raise StartupError("TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden states; unset it")
     from tandem.inference.vllm.model import VllmModel
 
-    model = VllmModel.load(vllm_options(settings, read_settings(VllmSettings)))
+    options = vllm_options(settings, read_settings(VllmSettings))
+    model = VllmModel.load(options)
     prepare(model, settings)
     return model
 
@@ -146,9 +157,9 @@ def own_drafts(
     )
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)
-    require_its_vocabulary(drafter, target)
-    _require_room_for_probes(drafter, info, target)
-    wanted = _wanted(drafter, target)
+    require_its_vocabulary(drafter, target.about)
+    _require_room_for_probes(drafter, info, target.about)
+    wanted = _wanted(drafter, target.about)
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
         recipe=recipe.model_dump_json(),
@@ -159,14 +170,16 @@ def own_drafts(
         max_nodes=min(recipe.largest_tree, info.max_nodes - drafter.probes),
         pass_times=[each for model in models[:1] for each in passes_of(model)],
         probes=drafter.probes,
-        max_length=min([info.max_length, *(model.max_length for model in models)]),
+        max_length=min([info.max_length, *(model.about.max_length for model in models)]),
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     own_drafts = OwnDrafts(drafter, described, info.vocab_size, on_device=beside, wanted=wanted)
     return own_drafts, models
 
 
-def _require_room_for_probes(drafter: Drafter, info: common_pb2.ModelInfo, target: Model) -> None:
+def _require_room_for_probes(
+    drafter: Drafter, info: common_pb2.ModelInfo, target: Description
+) -> None:
     """Refuse a drafter whose probes the target cannot compute.
 
     Raises:
@@ -185,7 +198,7 @@ def _require_room_for_probes(drafter: Drafter, info: common_pb2.ModelInfo, targe
         )
 
 
-def _wanted(drafter: Drafter, target: Model) -> StatesWanted | None:
+def _wanted(drafter: Drafter, target: Description) -> StatesWanted | None:
     """The target's hidden states that its own drafter reads; None where it reads none.
 
     Raises:

@@ -27,6 +27,7 @@ from target_svc import run as runs
 from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunSize
+from tests.support.decoders import decoder_over
 from tests.unit.inference.passes.fake_device import (
     GREEDY,
     PLAIN,
@@ -53,7 +54,7 @@ Waits = Callable[[], tuple[int, int]]
 def on_the_gpu(seed: int) -> Decoder:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIG).to("cuda")
-    return Decoder(model, "tiny", cache_tokens=2048, trees=True, graph_rows=16, longest=64)
+    return decoder_over(model, "tiny", cache_tokens=2048, trees=True, graph_rows=16, longest=64)
 
 
 @contextmanager
