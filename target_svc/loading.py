@@ -6,6 +6,8 @@ import tomllib
 from dataclasses import replace
 from typing import Any
 
+import structlog
+
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.settings import RecipeSettings
@@ -28,6 +30,8 @@ from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
 from target_svc.settings import TargetSettings, VllmSettings
 
+_log = structlog.get_logger(__name__)
+
 
 def load_target(settings: TargetSettings) -> Model:
     """The target's model.
@@ -35,14 +39,24 @@ def load_target(settings: TargetSettings) -> Model:
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    if settings.engine == "vllm":
-        return _load_by_vllm(settings)
+    model = _load_by_vllm(settings) if settings.engine == "vllm" else _load_here(settings)
+    if masked := model.about.masked_ids:
+        _log.info(
+            "ids without a token are never drawn (TANDEM_TARGET_PADDED_IDS)",
+            count=len(masked),
+            first=masked[0],
+        )
+    return model
+
+
+def _load_here(settings: TargetSettings) -> Model:
     source = CheckpointSource(
         settings.model,
         settings.device,
         settings.dtype,
         adapter=settings.adapter,
         extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
+        masks=settings.padded_ids == "mask",
     )
     options = options_of(settings)
     options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
@@ -109,6 +123,7 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         eager=own.eager,
         checked=own.checked,
         further=further,
+        masks=settings.padded_ids == "mask",
     )
 
 

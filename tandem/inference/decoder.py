@@ -77,6 +77,7 @@ class Decoder(Model):
             use_threads(options.threads, about.parameters)
         self.device = next(model.parameters()).device
         self.about = replace(about, of_layers=layers_from(options.states_of, model))
+        self._masked = self.masked
         self._start(model, options)
         if options.graph_rows and self._backends.current.in_one_call:
             longest = min(options.longest, about.max_length, self.positions)
@@ -195,4 +196,4 @@ class Decoder(Model):
         output = self._backends.forward(feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
-        return output
+        return output.without(self._masked)

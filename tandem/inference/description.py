@@ -31,6 +31,7 @@ class Description:
         weights_fingerprint: likewise, see `Fingerprints.weights`.
         of_layers: whose hidden states its passes can give, see `Layers`.
         probe_tokens: extra embeddings, which the ids from `vocab_size` on name.
+        masked_ids: that texts never have, see `CheckpointSource`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Description:
     weights_fingerprint: str = ""
     of_layers: Layers = ()
     probe_tokens: int = 0
+    masked_ids: Sequence[int] = ()
 
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty where there is none."""

@@ -44,6 +44,14 @@ class Model(ABC):
         return self.about.vocab_size
 
     @property
+    def masked(self) -> torch.Tensor | None:
+        """[n] ids that its rows never give, on its device; None for none."""
+        import torch
+
+        ids = self.about.masked_ids
+        return torch.tensor(ids, device=self.device) if ids else None
+
+    @property
     @abstractmethod
     def engine(self) -> str:
         """What computes the passes of new sequences: "torch", "openvino" or "vllm"."""

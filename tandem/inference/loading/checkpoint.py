@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, e
 from tandem.inference.loading.outline import fingerprints_of_files, read_outline
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
 from tandem.inference.loading.weights import read_model, read_tokenizer
+from tandem.vocabulary import ids_without_token
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class CheckpointSource:
         adapter: folder of an adapter to merge into the weights; empty for none.
         part: what is computed of the model.
         extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
+        masks: whether ids without a token of the tokenizer are never drawn, see `masked`.
     """
 
     model: str
@@ -37,6 +41,7 @@ class CheckpointSource:
     adapter: str = ""
     part: ModelPart = WHOLE
     extra_embeddings: str = ""
+    masks: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,27 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
     else:
         hashes = fingerprints(model, about.tokenizer_fingerprint)
     about = replace(about, fingerprint=hashes.model, weights_fingerprint=hashes.weights)
+    if source.masks:
+        about = masked(about)
     if source.extra_embeddings:
         rows = embeddings_for(model, source.extra_embeddings, served)
         add_embeddings(model, rows)
         about = replace(about, probe_tokens=len(rows))
     return LoadedCheckpoint(model, about)
+
+
+def masked(about: Description) -> Description:
+    """A model that gives no probability to ids that its tokenizer has no token for.
+
+    Published models pad their vocabularies, and few have holes. Such an id is no text: a client
+    would pay for a token that it cannot read. Ids that end a text stay. It is another law, and so
+    another fingerprint.
+    """
+    if about.tokenizer is None:
+        return about
+    ids = ids_without_token(about.tokenizer.get_vocab(), about.vocab_size)
+    ids = [token_id for token_id in ids if token_id not in about.eos_token_ids]
+    if not ids:
+        return about
+    law = json.dumps([about.fingerprint, ids])
+    return replace(about, masked_ids=ids, fingerprint=hashlib.sha256(law.encode()).hexdigest())

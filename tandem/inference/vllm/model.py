@@ -55,6 +55,7 @@ class VllmModel(Model):
         self.device = rank.device
         self.busy: Any = nullcontext()
         self._memory = BlockMemory(rank.core)
+        self._masked: torch.Tensor | None = None  # when its rows have been compared
 
     @classmethod
     def load(cls, options: VllmOptions) -> VllmModel:
@@ -90,6 +91,7 @@ class VllmModel(Model):
             rank = Rank(plan)
             loaded = cls(about, dtype, rank, others, tether)
             loaded._compare(reference.expected)
+            loaded._masked = loaded.masked
         except BaseException:
             tether.close()
             others.close()
@@ -137,7 +139,7 @@ class VllmModel(Model):
             cast("Any", feed.cache).grow(fed)
         self.forward_passes += 1
         self.fed_tokens += sum(map(len, tokens))
-        return PassOutput(_in_order(feeds, names, logits))
+        return PassOutput(_in_order(feeds, names, logits)).without(self._masked)
 
     def _pass(self, feeds: Sequence[Feed], tokens: Sequence[list[int]]) -> Any:
         """The pass for vLLM."""

@@ -53,7 +53,9 @@ def reference_of(options: VllmOptions, dtype: str) -> Reference:
     """
     quantized = getattr(read_config(options.model), "quantization_config", None)
     device = "meta" if quantized else "cpu"
-    checkpoint = read_checkpoint(CheckpointSource(options.model, device, dtype))
+    checkpoint = read_checkpoint(
+        CheckpointSource(options.model, device, dtype, masks=options.masks)
+    )
     plain, about = checkpoint.model.eval(), checkpoint.about
     check_rewind(plain)
     if options.quantization or options.further:
