@@ -55,7 +55,7 @@ class Row:
     Attributes:
         delay_ms: each way between services.
         texts: at once.
-        temperature: see there.
+        temperature: of the sampling.
         gamma: draft length; "auto" where it is chosen.
         tokens_per_s: without prepared drafts; so are the next two.
         tokens_a_round: of rounds with a draft.

@@ -31,7 +31,7 @@ class Server:
     """A server and what was measured of it.
 
     Attributes:
-        name: see there.
+        name: for the table.
         url: of its host and port.
         speeds: tokens a second, turn by turn.
     """

@@ -69,12 +69,12 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     models = load_models(recipe, settings, settings.model, settings.target, ahead=room)
     truncation = settings.truncation
     drafter = recipe.make(models, truncation)
-    require_its_vocabulary(drafter, models[0])
+    require_its_vocabulary(drafter, models[0].about)
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:], drafter))
     info.vocab_size = max(model.vocab_size for model in models)
-    info.max_length = min(info.max_length, *(model.max_length for model in models))
+    info.max_length = min(info.max_length, *(model.about.max_length for model in models))
     info.cache_tokens = min((each.positions for each in models if each.positions), default=0)
-    info.parameters = sum(model.parameters for model in models)
+    info.parameters = sum(model.about.parameters for model in models)
     info.max_nodes = recipe.largest_tree
     ahead = _ahead_of(settings, drafter, info, room)
     engine = engine_over(models, settings, "drafter-engine")

@@ -13,6 +13,11 @@ def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
+def ids_without_token(vocabulary: Mapping[str, int], size: int) -> list[int]:
+    """Ids below `size` that no token has: rows that pad a model's vocabulary, and holes in it."""
+    return sorted({*range(size)}.difference(vocabulary.values()))
+
+
 def difference(one: Mapping[str, int], other: Mapping[str, int]) -> str:
     """The first id with another token in another vocabulary, and how many tokens both have; empty
     where all are the same."""

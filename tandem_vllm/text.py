@@ -113,7 +113,7 @@ class RemoteText:
             on_loss=self._note_lost,
             let_go=self._drafting.let_go,
         )
-        drafter.begin(late=True)
+        drafter.begin_late()
         return drafter
 
     def _note_lost(self, error: TandemError | None) -> None:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from typing import Any
+
+import structlog
 
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
+from tandem.inference.description import Description
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
+from tandem.inference.model import Model
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.model import load_decoder, passes_of, prepare
+from tandem.serving.model import load_decoder, options_of, passes_of, prepare
 from tandem.settings import read_settings
 from tandem.speculation.feedback import FeedbackGiven, misfit
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
 from target_svc.settings import TargetSettings, VllmSettings
+
+_log = structlog.get_logger(__name__)
 
 
 def load_target(settings: TargetSettings) -> Model:
@@ -32,14 +39,31 @@ def load_target(settings: TargetSettings) -> Model:
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    if settings.engine != "vllm":
-        return load_decoder(
-            settings,
-            trees=settings.max_nodes > 0,
-            states_of=settings.feedback,
-            adapter=settings.adapter,
-            extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
+    model = _load_by_vllm(settings) if settings.engine == "vllm" else _load_here(settings)
+    if masked := model.about.masked_ids:
+        _log.info(
+            "ids without a token are never drawn (TANDEM_TARGET_PADDED_IDS)",
+            count=len(masked),
+            first=masked[0],
         )
+    return model
+
+
+def _load_here(settings: TargetSettings) -> Model:
+    source = CheckpointSource(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        adapter=settings.adapter,
+        extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
+        masks=settings.padded_ids == "mask",
+    )
+    options = options_of(settings)
+    options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
+    return load_decoder(source, options, settings)
+
+
+def _load_by_vllm(settings: TargetSettings) -> Model:
     if settings.extra_embeddings:
         raise StartupError(
             "TANDEM_TARGET_EXTRA_EMBEDDINGS: ENGINE=vllm takes none; use another ENGINE"
@@ -53,7 +77,8 @@ def load_target(settings: TargetSettings) -> Model:
         raise StartupError("TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden states; unset it")
     from tandem.inference.vllm.model import VllmModel
 
-    model = VllmModel.load(vllm_options(settings, read_settings(VllmSettings)))
+    options = vllm_options(settings, read_settings(VllmSettings))
+    model = VllmModel.load(options)
     prepare(model, settings)
     return model
 
@@ -98,6 +123,7 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         eager=own.eager,
         checked=own.checked,
         further=further,
+        masks=settings.padded_ids == "mask",
     )
 
 
@@ -146,8 +172,8 @@ def own_drafts(
     )
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)
-    require_its_vocabulary(drafter, target)
-    _require_feedback(drafter, info, target)
+    require_its_vocabulary(drafter, target.about)
+    _require_feedback(drafter, info, target.about)
     wanted = drafter.feedback
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
@@ -159,14 +185,14 @@ def own_drafts(
         max_nodes=min(recipe.largest_tree, info.max_nodes - wanted.probes),
         pass_times=[each for model in models[:1] for each in passes_of(model)],
         probes=wanted.probes,
-        max_length=min([info.max_length, *(model.max_length for model in models)]),
+        max_length=min([info.max_length, *(model.about.max_length for model in models)]),
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
-    told = wanted.of(target.of_layers, on_device=True) if wanted.told else None
+    told = wanted.of(target.about.of_layers, on_device=True) if wanted.told else None
     return OwnDrafts(drafter, described, info.vocab_size, beside, told), models
 
 
-def _require_feedback(drafter: Drafter, info: common_pb2.ModelInfo, target: Model) -> None:
+def _require_feedback(drafter: Drafter, info: common_pb2.ModelInfo, target: Description) -> None:
     """Refuse a drafter that wants to be told, or to have computed, what the target cannot.
 
     Raises:

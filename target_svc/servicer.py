@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from tandem.engine.scorer import Model
 from tandem.errors import NotFound
+from tandem.inference.model import Model
 from tandem.rpc.channel import age_of
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
@@ -87,8 +87,8 @@ class TargetServicer(
                     max_rounds=most,
                     grammars=loaded.grammars,
                     drafts=loaded.drafts,
-                    feedback_layers=loaded.decoder.of_layers,
-                    probe_tokens=loaded.decoder.probe_tokens,
+                    feedback_layers=loaded.decoder.about.of_layers,
+                    probe_tokens=loaded.decoder.about.probe_tokens,
                 ),
             )
 
@@ -108,8 +108,8 @@ class TargetServicer(
                 verifiers=verifier_infos(),
                 max_rounds=self.settings.max_rounds,
                 drafts=None if loaded.drafts is None else loaded.drafts.info,
-                feedback_layers=loaded.decoder.of_layers,
-                probe_tokens=loaded.decoder.probe_tokens,
+                feedback_layers=loaded.decoder.about.of_layers,
+                probe_tokens=loaded.decoder.about.probe_tokens,
             )
 
     async def GetTokenizer(
@@ -121,15 +121,15 @@ class TargetServicer(
     ) -> target_pb2.GetTokenizerResponse:
         """See target.proto."""
         async with status_boundary(context):
-            decoder = self.loaded.decoder
-            tokenizer_json = decoder.tokenizer_json()
+            about = self.loaded.decoder.about
+            tokenizer_json = about.tokenizer_json()
             if not tokenizer_json:
                 raise NotFound("the checkpoint has no tokenizer; send prompts as token ids")
             return target_pb2.GetTokenizerResponse(
                 tokenizer_json=tokenizer_json,
-                fingerprint=decoder.tokenizer_fingerprint,
-                chat_template=decoder.chat_template(),
-                special_tokens=decoder.special_tokens(),
+                fingerprint=about.tokenizer_fingerprint,
+                chat_template=about.chat_template(),
+                special_tokens=about.special_tokens(),
             )
 
 

@@ -35,6 +35,12 @@ class TargetSettings(ModelSettings):
         " probes of drafters (look-ahead tokens). They change no text. Empty takes those in"
         " ADAPTER's folder, if there are any",
     )
+    padded_ids: Literal["mask", "keep"] = Field(
+        "mask",
+        description="ids of the model that its tokenizer has no token for (rows that pad the"
+        " vocabulary): mask never draws them, and the probabilities of all others grow by their"
+        " share; keep draws them as the model does, and they are no text",
+    )
     max_nodes: int = Field(
         64,
         ge=0,

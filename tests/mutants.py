@@ -48,6 +48,7 @@ _KERNELS = "tests/unit/verification/test_kernels.py"
 _STATE = "tests/unit/verification/test_kernels_state.py"
 _TREE_KERNELS = "tests/unit/verification/test_kernels_trees.py"
 _DRAWS = "tests/unit/engine/test_draws.py"
+_DRAWN_LAW = "tests/unit/engine/test_drawn_law.py"
 _NUMBERS = "tests/unit/speculation/test_randomness.py"
 _RUN_LAW = "tests/unit/target/test_run_law.py"
 _SUCCESSION = "tests/service/replicas/test_succession.py"
@@ -206,6 +207,29 @@ MUTANTS = (
         (_DRAWS, _LAWS),
     ),
     Mutant(
+        "draws: one number for all ranks",
+        "tandem/engine/numbers/draws.py",
+        "values[row, :count] = numbers[node : node + count]",
+        "values[row, :count] = numbers[node : node + 1]",
+        (_DRAWN_LAW,),
+    ),
+    Mutant(
+        "draws: tokens from bfloat16 rows, and float32 rows are sent",
+        "tandem/engine/numbers/draws.py",
+        "return Draws(tokens, Categorical(ids, weights))",
+        "rough = Categorical.quantize(probs.bfloat16().float(), mass, support)\n"
+        "        return Draws(rough.draw(torch.from_numpy(digits)), Categorical(ids, weights))",
+        (_DRAWN_LAW,),
+    ),
+    Mutant(
+        "draws: tokens from bfloat16 rows, without the kernel",
+        "tandem/engine/numbers/draws.py",
+        "return Draws(drawn.draw(there), drawn)",
+        "rough = Categorical.quantize(probs.bfloat16().float(), mass, support)\n"
+        "    return Draws(rough.draw(there), drawn)",
+        (_DRAWN_LAW,),
+    ),
+    Mutant(
         "draws: siblings with replacement",
         "tandem/engine/numbers/draws.py",
         "left = left.masked_fill(distinct & (rows.ids == tokens[-1][:, None]), 0)",
@@ -241,6 +265,27 @@ MUTANTS = (
         (_DRAWS,),
     ),
     # Rounds and messages.
+    Mutant(
+        "target: one number keeps and corrects",
+        "tandem/speculation/randomness.py",
+        "Foreseen(seed, Purpose.RESIDUAL, uniforms, part)",
+        "Foreseen(seed, Purpose.ACCEPT, uniforms, part)",
+        ("tests/unit/target/test_round_numbers.py",),
+    ),
+    Mutant(
+        "cascade: one number keeps and corrects",
+        "tandem/speculation/randomness.py",
+        "Foreseen(seed, Purpose.RESIDUAL, uniforms, part)",
+        "Foreseen(seed, Purpose.ACCEPT, uniforms, part)",
+        ("tests/unit/drafting/composed/test_cascades.py",),
+    ),
+    Mutant(
+        "orchestrator: texts without a seed share one",
+        "orchestrator/front/validation.py",
+        "return secrets.randbits(64)",
+        "return 0",
+        ("tests/unit/orchestrator/front/test_bodies.py",),
+    ),
     Mutant(
         "target: the cache keeps a rejected token",
         "target_svc/round.py",

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from tandem.inference.decoder import Decoder
+from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import SequenceCache
+from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
 
 # Positions already in the cache: about the middle of a text of the benchmark.
 _CONTEXT = 64
@@ -64,7 +65,7 @@ class Floor:
         self._drafter = _fastest(drafter, "auto", drafts=True)
         self._target = _fastest(target, dtype)
         size = getattr(torch, dtype).itemsize
-        self.target_parameters = self._target.parameters
+        self.target_parameters = self._target.about.parameters
         self.target_bytes = self.target_parameters * size
         self._drafter_cache = self._prefilled(self._drafter)
         self._target_cache = self._prefilled(self._target)
@@ -114,6 +115,9 @@ def copy_bandwidth() -> float:
 
 def _fastest(model: str, dtype: str, drafts: bool = False) -> Decoder:
     """A decoder with the back end that a service ends up with."""
-    decoder = Decoder.load(model, "cpu", dtype, _CACHE_TOKENS, engine="auto", drafts=drafts)
+    options = DecoderOptions(
+        cache_tokens=_CACHE_TOKENS, engine="auto", drafts=drafts and dtype == "auto"
+    )
+    decoder = Decoder(read_checkpoint(CheckpointSource(model, "cpu", dtype)), options)
     decoder.improve()
     return decoder

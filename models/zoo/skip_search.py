@@ -26,11 +26,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models import corpus
-from tandem.inference.decoder import Decoder
+from tandem.inference.decoder import Decoder, DecoderOptions
+from tandem.inference.description import describe
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import fingerprints
-from tandem.inference.loading.checkpoint import read_model, read_tokenizer
+from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.loading.partial import ModelPart, take_part
+from tandem.inference.loading.weights import read_model, read_tokenizer
 from tandem.speculation.distribution import draw
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
@@ -69,19 +71,23 @@ class Decoding:
     def __init__(self, model: PreTrainedModel, prompts: Sequence[list[int]]) -> None:
         self._model, self._prompts = model, prompts
         self._room = PROMPT_TOKENS + NEW_TOKENS + 2 * GAMMA
-        self._whole = Decoder(copy.deepcopy(model), "whole", cache_tokens=2 * self._room)
+        self._whole = self._decoder(copy.deepcopy(model), "whole")
+
+    def _decoder(self, model: PreTrainedModel, name: str) -> Decoder:
+        checkpoint = LoadedCheckpoint(model, describe(model, name))
+        return Decoder(checkpoint, DecoderOptions(cache_tokens=2 * self._room))
 
     @property
     def layers(self) -> int:
         """Of the model."""
-        return self._whole.layers
+        return self._whole.about.layers
 
     @torch.inference_mode()
     def measure(self, part: ModelPart) -> Found:
         """Decode each prompt plainly and with drafts, in turn."""
         own = copy.deepcopy(self._model)
         take_part(own, part)
-        drafter = Decoder(own, "part", cache_tokens=2 * self._room)
+        drafter = self._decoder(own, "part")
         gains: list[float] = []
         overlaps: list[float] = []
         tokens: list[float] = []

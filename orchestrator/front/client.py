@@ -20,7 +20,7 @@ class ReadingClient:
             none does.
 
     Args:
-        name: see there.
+        name: of the client, for its share of the slots.
         idle_seconds: that a write may wait for it.
         reading_seconds: that all writes may, together.
     """

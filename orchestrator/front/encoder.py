@@ -63,7 +63,7 @@ class PromptEncoder:
         """Do other slow work on a request, as prompts are encoded.
 
         Args:
-            work: see there; lets other threads go on meanwhile.
+            work: done in a thread; it lets other threads go on meanwhile.
             client: whose request it is.
             remaining: seconds until the caller's deadline; None for none.
 
@@ -77,7 +77,7 @@ class PromptEncoder:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # Who waits leaves nothing. A thread that works is not free before it has ended.
+            # A task that waits can be cancelled. A thread that works cannot, so it keeps its place.
             if not begun.is_set():
                 task.cancel()
             raise

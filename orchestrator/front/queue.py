@@ -23,8 +23,8 @@ _PATIENCE = 4.0
 _LOOKS_BACK = 16
 # Other orchestrators' texts end without a word to this one.
 _LOOK_SECONDS = 0.1
-# What a refused client is told to wait: no less, for it would only be refused again, and no more,
-# for a mean of the past knows little of what comes.
+# Bounds of the wait that a refused client is told, in seconds: after a shorter one it would be
+# refused again, and a longer estimate is unreliable.
 _SOONEST, _LATEST = 0.1, 30.0
 
 

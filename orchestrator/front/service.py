@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.front.grpc import OrchestratorServicer, grpc_service
+from orchestrator.front.grpc.servicer import OrchestratorServicer, grpc_service
 from orchestrator.front.tokens import tokens_of
 from orchestrator.settings import OrchestratorSettings
 from tandem.rpc.channel import age_of

@@ -104,7 +104,7 @@ class Serving:
             _log.error("the pair cannot be served as configured", reason=str(error))
             await self._changed.wait()
         except TandemError as error:
-            # Who failed may serve all the same, so that no change may ever come.
+            # A target that failed here may stay SERVING: no change of it would call for a retry.
             _log.warning("no tokenizer yet", reason=str(error), notes=notes_of(error))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)

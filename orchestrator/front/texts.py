@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 
 import structlog
 
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.queue import QueueLimits, TextQueue
+from orchestrator.front.text_parts import TextParts
 from orchestrator.front.validation import Validator, request_id_of
 from orchestrator.pool.peers_of_text import PeersOfText
 from orchestrator.pool.pool import ReplicaPool
 from orchestrator.pool.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.policies import SizePolicies
-from orchestrator.text.emission import Emission
-from orchestrator.text.session import Session
-from orchestrator.text.target_failover import TargetWithFailover
-from tandem.errors import TandemError
-from tandem.peers.replicas.compatibility import Capabilities
-from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.metrics import RequestMetrics
 from tandem.peers.text.record import GRPC, TextRecord, TextSpans
 from tandem.peers.text.values import Generation, Request, Round, Summary
-from tandem.rpc.messages import AROUND_BYTES
-from tandem.speculation.tree import DraftSize
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)
@@ -44,7 +37,7 @@ class Texts:
     Args:
         settings: limits and waits.
         pool: picks replicas.
-        validator: see there.
+        validator: of the first pair.
         metrics: of requests; None where nobody reads them.
     """
 
@@ -171,77 +164,19 @@ class Texts:
         record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over the text's replicas, and what came of it."""
-        settings, rule, capabilities = self._settings, generation.rule, validator.capabilities
-        model = capabilities.target
         with PeersOfText(
             self._pool,
-            capabilities,
+            validator.capabilities,
             record.remaining,
             self._budget,
-            settings.failover_seconds,
+            self._settings,
             record,
         ) as peers:
-            emission = Emission(
-                generation.stopping,
-                model.eos_token_ids,
-                validator.codec.stream(generation.prompt_ids, generation.stopping.strings),
-                record.counts,
-            )
+            parts = TextParts(generation, validator, peers, self._pool, self._settings, record)
+            emission = parts.emission
             await emission.resume(generation.received_ids)
-            ends = () if generation.stopping.ignore_eos else tuple(model.eos_token_ids)
-            target = TargetWithFailover(
-                generation,
-                peers,
-                model.vocab_size,
-                (*generation.stopping.token_ids, *ends),
-                capabilities.max_rounds,
-            )
-
-            def lose_drafter(error: TandemError | None) -> None:
-                peers.drafting.note_lost(error)
-                record.lose_drafter()
-
-            def opening_seconds() -> float:
-                length = len(generation.prompt_ids)
-                seconds = self._pool.drafter_deadlines.opening(length, rule.needs_every_draft)
-                return min(seconds, settings.draft_seconds)
-
-            drafting = capabilities.drafter
-            drafter = DrafterWithFailover(
-                make=peers.drafter,
-                prompt=lambda: target.prompt,
-                record=record,
-                seconds=opening_seconds,
-                rule=rule,
-                on_loss=lose_drafter,
-                let_go=peers.drafting.let_go,
-                most_feedback_bytes=drafting.max_message_bytes - AROUND_BYTES
-                if drafting is not None
-                else 0,
-            )
-            own_size = own_size_of(capabilities, generation)
-            # A rule that needs every draft cannot turn to the target's drafts later.
-            alone = rule.needs_every_draft and own_size is not None
-            alone = alone and not self._pool.drafter_count
-            session = Session(
-                generation,
-                drafter=drafter,
-                target=target,
-                policy=self._sizes.policy_for(
-                    generation,
-                    capabilities.pair,
-                    *capabilities.pass_times,
-                    # Nothing is prepared for texts whose logits are shaped.
-                    prepares=capabilities.prepares and not generation.sampling.shaping,
-                ),
-                emission=emission,
-                record=record,
-                own_size=own_size,
-                by_target=capabilities.by_target or alone,
-                spell=validator.codec.spell if settings.trace_text else None,
-            )
             if emission.finish_reason is None:
-                async with aclosing(session.rounds()) as rounds:
+                async with aclosing(parts.session(self._sizes).rounds()) as rounds:
                     async for round_ in rounds:
                         record.commit(round_)
                         yield round_
@@ -260,7 +195,7 @@ class Texts:
             stop_string=emission.stop_string,
             counts=counts,
             times=record.times,
-            drafter_lost=drafter.lost,
+            drafter_lost=parts.drafter.lost,
             tail=emission.tail,
             stop_token_id=emission.stop_token_id,
         )
@@ -278,17 +213,3 @@ class Texts:
                 "tandem.gamma": "auto" if generation.gamma is None else generation.gamma,
             }
         )
-
-
-def own_size_of(
-    capabilities: Capabilities, generation: Generation
-) -> Callable[[DraftSize], DraftSize] | None:
-    """What a text's target drafts itself where a size is chosen; None where it drafts nothing for
-    this text."""
-    own = capabilities if capabilities.by_target else capabilities.without_drafters
-    if own is None or own.drafter is None or generation.rule.name not in own.rules:
-        return None
-    if generation.rule.needs_every_draft and generation.sizes[0].gamma > own.max_gamma:
-        return None
-    tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
-    return own.own_size if tokens <= own.drafter.max_length else None

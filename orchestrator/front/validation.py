@@ -19,6 +19,7 @@ from tandem.rpc import messages
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.request.log_probs import LogProbsWanted
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.request.shaping import MOST_BAD_WORD
 
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
@@ -125,6 +126,7 @@ class Validator:
             verifier_options=options if rule.name == verifier else {},
             log_probs=self._log_probs(request, len(prompt_ids)),
             beside=beside,
+            waits_for_drafter=request.seeded and request.gamma is not None and gamma != 0,
         )
 
     def _log_probs(self, request: Request, prompt_tokens: int) -> LogProbsWanted | None:
@@ -303,7 +305,13 @@ class Validator:
 
         def encoded() -> list[tuple[int, ...]]:
             spelled = [way for text in strings for way in (text, f" {text}")]
-            return [tuple(self.codec.encode(text, special=False)) for text in spelled]
+            words = [tuple(self.codec.encode(text, special=False)) for text in spelled]
+            if (longest := max(map(len, words))) > MOST_BAD_WORD:
+                raise InvalidRequest(
+                    f"bad_strings may have {MOST_BAD_WORD} tokens each, with a space before them:"
+                    f" one has {longest}"
+                )
+            return words
 
         return await self.encoder.run(encoded, client, remaining)
 
@@ -340,7 +348,7 @@ class Validator:
             field: that it comes from.
 
         Raises:
-            InvalidRequest: see there.
+            InvalidRequest: there is no tokenizer, or the text is too long for a sequence.
         """
         if not self.codec.has_text:
             raise InvalidRequest(f"{field}: this target has no tokenizer; send token ids")

@@ -10,8 +10,9 @@ from typing import Self
 
 from orchestrator.pool.pool import ReplicaPool
 from orchestrator.pool.retry_budget import RetryBudget
-from tandem.errors import DrafterLost, SequenceIdled, TandemError, Unavailable
-from tandem.peers.grpc.clients import TargetClient
+from orchestrator.settings import OrchestratorSettings
+from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
+from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.replicas.compatibility import Capabilities
 from tandem.peers.replicas.drafter_of_text import DrafterOfText, counting_on
 from tandem.peers.replicas.replica import Replica
@@ -33,7 +34,7 @@ class PeersOfText:
         capabilities: that the text counts on.
         remaining: seconds until the caller's deadline; None for none.
         budget: allows changes to other targets.
-        failover_seconds: to wait for a target.
+        settings: how long it waits for others.
         record: the text's.
     """
 
@@ -43,17 +44,18 @@ class PeersOfText:
         capabilities: Capabilities,
         remaining: float | None,
         budget: RetryBudget,
-        failover_seconds: float,
+        settings: OrchestratorSettings,
         record: TextRecord,
     ) -> None:
         self._pool = pool
         self._capabilities = capabilities
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._budget = budget
-        self._failover_seconds = failover_seconds
+        self._failover_seconds = settings.failover_seconds
+        self._drafter_seconds = settings.queue_seconds
         self._record = record
-        # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
-        # when it is lost, a target when its failure ends the text.
+        # Apart from the drafter's stack: a failure of one does not mark the other as failed. A lost
+        # drafter is noted when it is lost, a target when its failure ends the text.
         self._targets = ExitStack()
         self.drafting = DrafterOfText(pool.drafter_deadlines, record)
         self._target: Replica[TargetClient] | None = None
@@ -69,7 +71,7 @@ class PeersOfText:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.drafting.let_go()
+        self.let_drafter_go()
         if isinstance(error, DrafterLost):
             self._targets.close()
         else:
@@ -127,12 +129,43 @@ class PeersOfText:
 
     def drafter(self) -> TextDrafter | None:
         """See `TextPeers`."""
-        zone = self._target.reply.info.zone if self._target is not None else ""
+        return self._drafter_on(self._pool.pick_drafter(self._capabilities.law, self._zone))
+
+    async def drafter_with_room(self) -> TextDrafter:
+        """A fresh sequence on a drafter, as soon as one has room.
+
+        Raises:
+            OutOfTime: the caller's deadline passed.
+            Unavailable: a text without a deadline waited too long.
+        """
+        left = self._remaining
+        seconds = self._drafter_seconds if left is None else left
+        replica = await self._pool.next_drafter(self._capabilities.law, self._zone, seconds)
+        drafter = self._drafter_on(replica)
+        if drafter is not None:
+            return drafter
+        kind = Unavailable if left is None else OutOfTime
+        raise kind(
+            f"a text with seed and gamma waits for its drafter, and none had room for"
+            f" {seconds:.3g} s; try again, or leave out seed or gamma"
+        )
+
+    def let_drafter_go(self) -> None:
+        """The drafter serves the text no more: it has room for another."""
+        self.drafting.let_go()
+        self._pool.note_room()
+
+    @property
+    def _zone(self) -> str:
+        """The target's."""
+        return self._target.reply.info.zone if self._target is not None else ""
+
+    def _drafter_on(self, replica: Replica[DrafterClient] | None) -> TextDrafter | None:
         offered = self._capabilities
         if offered.drafter is None:
             return None
         return self.drafting.begin(
-            self._pool.pick_drafter(offered.law, zone),
+            replica,
             self._remaining,
             offered.drafter.max_message_bytes,
             offered.target.max_message_bytes,

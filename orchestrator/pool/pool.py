@@ -33,6 +33,9 @@ from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
 
+# Between two looks for a drafter with room.
+_LOOK_SECONDS = 0.25
+
 # When a text left a process on a target, by time.monotonic().
 Left = Mapping[tuple[Replica[TargetClient], int], float]
 
@@ -186,6 +189,19 @@ class ReplicaPool:
         """
         return least_loaded(self._agreed.drafters if law == self._agreed.law else (), zone)
 
+    async def next_drafter(
+        self, law: Law, zone: str, seconds: float
+    ) -> Replica[DrafterClient] | None:
+        """The same, as soon as there is one; None where that takes too long."""
+        # Others' texts come and go, and who has failed is asked anew, without a word to us.
+        return await self._notifier.wait_for(
+            lambda: self.pick_drafter(law, zone), seconds, _LOOK_SECONDS
+        )
+
+    def note_room(self) -> None:
+        """A drafter may have room that it had not."""
+        self._notifier.notify()
+
     def targets(
         self, capabilities: Capabilities, left: Left = MappingProxyType({})
     ) -> list[Replica[TargetClient]]:
@@ -205,8 +221,8 @@ class ReplicaPool:
 
     @property
     def room(self) -> TargetCapacity:
-        """What the targets can hold for us; without any target no text is held up, since whoever
-        makes it knows better what to wait for."""
+        """What the targets can hold for us. Without targets the queue admits everything: the text
+        itself waits for a target, with its own deadline."""
         targets = self._agreed.targets
         if not targets:
             return TargetCapacity(sys.maxsize)

@@ -18,7 +18,7 @@ _RANK_EVERY, _TELL_EVERY = 8, 4
 # While nothing is drafted, one text at a time drafts for so many rounds, which shows whether the
 # drafter is good again. Such samples may cost as large a share of the time.
 _SAMPLE, _SHARE = 4, 0.01
-# Rounds teach what their kind takes where there are as many times fewer of the other kind.
+# A kind's round time is learnt only while its texts outnumber the other kind's by this factor.
 _MAJORITY = 4
 
 
@@ -100,7 +100,7 @@ class Adaptation:
         return True
 
     def count(self, drafting: bool, texts: int) -> None:
-        """So many texts more have plain, or drafted, rounds."""
+        """Change the number of texts in plain or drafted rounds."""
         self._on[drafting] += texts
         plain, drafted = self._on
         mixed = _MAJORITY * min(self._on) > max(self._on)

@@ -16,8 +16,8 @@ from orchestrator.sizes.round_times import Mean, load_of
 from tandem.peers.text.contracts import AheadWay, Decided, Drafted, SizeChoice, SizePolicy
 from tandem.speculation.tree import DraftSize
 
-# Rounds of each text that show what a way is worth; one that lost is tried again for as many, and
-# such trials take a share of the rounds.
+# A trial of a way takes `_TRIAL` rounds of each text; trials of ways that lost before take `_SHARE`
+# of all rounds.
 _TRIAL, _SHARE = 16, 0.01
 
 

@@ -15,9 +15,9 @@ _MEMORY = 32
 # A round that takes longer than so many times what is expected met something else: a start, a
 # compiler, a client's prompt.
 _OUTLIER = 2.5
-# While one kind of rounds is made, plain or drafted, what is known of the other is given up over so
-# many rounds of each text, a round's time at most. Where that was too much, a few rounds show it:
-# these cost about 1 % of the time, however slow they are.
+# The estimate of the kind of rounds that is not in use, plain or drafted, decays over `SLOW` rounds
+# of each text, each time by a share of one round's time. If it decays too far, `_FEW` rounds
+# correct it, at about 1 % of the time.
 SLOW, _FEW = 512, 2
 
 

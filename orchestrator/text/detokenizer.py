@@ -88,7 +88,7 @@ class Detokenizer:
 
     Args:
         vocabulary: of the tokens.
-        prompt_ids: see there.
+        prompt_ids: before the text: its first characters may depend on them.
         marks: whether marks that no reader sees are text too.
     """
 

@@ -71,7 +71,7 @@ class Session:
             with self._spans.child("open"):
                 await self._target.begin()
                 if self._policy.begins_drafting and not self._by_target:
-                    self._drafter.begin()
+                    await self._drafter.begin()
                 decided = await self._target.open()
                 self._describe_text(None, decided)
             yield self._emit(None, decided)

@@ -34,7 +34,7 @@ class TextStream:
         """The text that a token releases; it may be empty.
 
         Args:
-            token_id: see there.
+            token_id: of the next token of the text.
             may_stop: whether a stop string may end the text yet. One that does begins behind the
                 tokens that may not.
         """

@@ -18,9 +18,9 @@ from tandem.speculation.tree import DraftSize
 _log = structlog.get_logger(__name__)
 
 
-# Where a stop string may end the text, rounds that are asked for ahead take about as long: so few
-# keep the target busy while the next ones are asked for, and little is computed behind the end. Any
-# other end is known to the target, and a close ends a run between two rounds.
+# With stop strings, at most about 30 ms of rounds are asked for ahead: enough to keep the target
+# busy, and little is computed behind the end. Any other end is known to the target, and a close
+# ends a run between two rounds.
 _AHEAD_NS = 30e6
 _LEAST_AHEAD = 2
 _PLAIN = DraftSize(0)

@@ -28,15 +28,7 @@ class AsyncClient:
     """As `Client`, on an event loop; of many texts at once they share one connection.
 
     Args:
-        address: see `Client`, also for all others.
-        token: see there.
-        ca: see there.
-        certificate: see there.
-        key: see there.
-        server_name: see there.
-        plaintext: see there.
-        resume_seconds: see there.
-        note: see there.
+        address: as for `Client`, and so are all others.
 
     Raises:
         Misconfigured: the arguments contradict each other, or a file is not usable.
@@ -99,7 +91,7 @@ class AsyncClient:
             options: see `Options`.
 
         Raises:
-            CallFailed: see there for its kinds.
+            CallFailed: the call failed; its subclasses say how.
         """
         async with self.stream(prompt, timeout_s=timeout_s, **options) as stream:
             async for _ in stream:

@@ -112,7 +112,7 @@ class Client:
             options: see `Options`.
 
         Raises:
-            CallFailed: see there for its kinds.
+            CallFailed: the call failed; its subclasses say how.
         """
         with self.stream(prompt, timeout_s=timeout_s, **options) as stream:
             for _ in stream:

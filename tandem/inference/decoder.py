@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
@@ -16,159 +15,88 @@ from tandem.inference.batch.tiles import FEW
 from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support
-from tandem.inference.description import NO_HASHES, Description
 from tandem.inference.feed import Feed
-from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
-from tandem.inference.loading.adapter import adapter_fingerprint, merge_adapter
-from tandem.inference.loading.checkpoint import read_model, read_tokenizer
-from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, embeddings_for
-from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
+from tandem.inference.loading.checkpoint import LoadedCheckpoint
+from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
 from tandem.inference.threads import use_threads
-from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
 
-class Decoder(Description):
-    """A causal language model, its KV pool, and counts of its calls.
+@dataclass(frozen=True)
+class DecoderOptions:
+    """How a decoder computes, and how much it holds of its sequences.
 
     Attributes:
-        device: that computes it.
-        improving: whether `improve` may still find something faster.
-        pass_times: passes of the first back end as `measure` found them; before it, none.
-        of_layers: whose hidden states passes can give, see `Layers`.
+        cache_tokens: positions that all sequences may hold together; 0 takes the smaller of
+            `at_most` and what fits into half of the free memory.
+        at_most: see `cache_tokens`.
+        threads: of this process, from the settings; None leaves them unchanged.
+        engine: what computes the pass; see `choose_backend`.
+        drafts: whether the model drafts, in any dtype that is faster.
+        trees: whether sequences may have branches; if the fastest back end cannot take them, a
+            second one stands by for them.
+        graph_rows: new tokens of the largest pass to capture as a CUDA graph, if attention takes a
+            batch in one call; 0 captures none.
+        longest: length of the longest sequence, in positions; for the graphs.
+        states_of: layers whose hidden states passes can give, see `layers_from`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        name: str,
-        tokenizer: Any = None,
-        *,
-        cache_tokens: int = 0,
-        at_most: int = 4096,
-        engine: EngineName = "torch",
-        drafts: bool = False,
-        trees: bool = False,
-        graph_rows: int = 0,
-        longest: int = 0,
-        states_of: str = NONE,
-        hashes: Fingerprints = NO_HASHES,
-        extra_embeddings: Tensor | None = None,
-    ) -> None:
-        super().__init__(model, name, tokenizer, hashes)
-        if extra_embeddings is not None:
-            self.probe_tokens = len(extra_embeddings)
-            add_embeddings(model, extra_embeddings)
+    cache_tokens: int = 0
+    at_most: int = 4096
+    threads: int | None = None
+    engine: EngineName = "torch"
+    drafts: bool = False
+    trees: bool = False
+    graph_rows: int = 0
+    longest: int = 0
+    states_of: str = NONE
+
+
+class Decoder(Model):
+    """A causal language model with its KV pool, by whichever back end is the fastest.
+
+    Args:
+        checkpoint: the decoder takes over its weights.
+        options: how it computes.
+
+    Raises:
+        StartupError: the model cannot be served, or is too large, in one sentence.
+    """
+
+    def __init__(self, checkpoint: LoadedCheckpoint, options: DecoderOptions) -> None:
+        model, about = checkpoint.model.eval(), checkpoint.about
+        if options.threads is not None:  # before the layout is chosen
+            use_threads(options.threads, about.parameters)
         self.device = next(model.parameters()).device
-        self.pass_times: Sequence[PassTime] = ()
-        self.of_layers = layers_from(states_of, model)
-        self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
-        if graph_rows and self._backends.current.in_one_call:
-            longest = min(longest, self.max_length, self.positions)
+        self.about = replace(about, of_layers=layers_from(options.states_of, model))
+        self._masked = self.masked
+        self._start(model, options)
+        if options.graph_rows and self._backends.current.in_one_call:
+            longest = min(options.longest, about.max_length, self.positions)
             with torch.inference_mode():
-                capture_passes(self._backends.current, graph_rows, longest)
+                capture_passes(self._backends.current, options.graph_rows, longest)
 
-    @classmethod
-    def load(
-        cls,
-        model: str,
-        device: str,
-        dtype: str,
-        cache_tokens: int = 0,
-        *,
-        at_most: int = 4096,
-        threads: int | None = None,
-        engine: EngineName = "torch",
-        drafts: bool = False,
-        trees: bool = False,
-        graph_rows: int = 0,
-        longest: int = 0,
-        states_of: str = NONE,
-        adapter: str = "",
-        part: ModelPart = WHOLE,
-        extra_embeddings: str = "",
-    ) -> Decoder:
-        """Load a checkpoint from a directory or a hub id.
-
-        Args:
-            model: directory or hub id.
-            device: as torch names it ("cpu", "cuda", "cuda:1").
-            dtype: a name; "auto" is float32 on a CPU (a drafter may later use a faster one), else
-                the checkpoint's.
-            cache_tokens: positions that all sequences may hold together; 0 takes the smaller of
-                `at_most` and what fits into half of the free memory.
-            at_most: see `cache_tokens`.
-            threads: of this process, from the settings; None leaves them unchanged.
-            engine: what computes the pass; see `choose_backend`.
-            drafts: whether the model drafts; "auto" may then be any dtype that is faster.
-            trees: whether sequences may have branches; if the fastest back end cannot take them, a
-                second one stands by for them.
-            graph_rows: new tokens of the largest pass to capture as a CUDA graph, if attention
-                takes a batch in one call; 0 captures none.
-            longest: length of the longest sequence, in positions; for the graphs.
-            states_of: layers whose hidden states passes can give, see `layers_from`.
-            adapter: folder of an adapter to merge into the weights; empty for none.
-            part: what is computed of the model.
-            extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
-
-        Raises:
-            StartupError: what is missing, broken or too large, in one sentence.
-        """
-        loaded = read_model(model, device, dtype)
-        made_for = MadeFor()
-        if extra_embeddings:
-            made_for = MadeFor(fingerprints(loaded, "").weights, adapter_fingerprint(adapter))
-        if adapter:
-            loaded = merge_adapter(loaded, adapter)
-        if part != WHOLE:
-            take_part(loaded, part)
-        if threads is not None:  # before the layout is chosen
-            use_threads(threads, loaded.num_parameters())
-        tokenizer = read_tokenizer(model)
-        hashes = fingerprints(loaded, tokenizer_fingerprint(tokenizer))
-        extra = None
-        if extra_embeddings:
-            extra = embeddings_for(loaded, extra_embeddings, made_for)
-        return cls(
-            loaded,
-            Path(model).name,
-            tokenizer,
-            cache_tokens=cache_tokens,
-            at_most=at_most,
-            engine=engine,
-            drafts=drafts and dtype == "auto",
-            trees=trees,
-            graph_rows=graph_rows,
-            longest=longest,
-            states_of=states_of,
-            hashes=hashes,
-            extra_embeddings=extra,
-        )
-
-    def _start(
-        self,
-        model: PreTrainedModel,
-        cache_tokens: int,
-        at_most: int,
-        engine: EngineName,
-        drafts: bool,
-        trees: bool,
-    ) -> None:
+    def _start(self, model: PreTrainedModel, options: DecoderOptions) -> None:
         """Check that the model can be served, choose what computes it, and make the pool."""
         check_support(model)
         with torch.inference_mode():
-            choice = choose_backend(model, engine, drafts, trees, self.of_layers)
+            choice = choose_backend(
+                model, options.engine, options.drafts, options.trees, self.about.of_layers
+            )
             backend = choice.backend
             positions = cache_size(
-                self.device, backend.pool.bytes_per_position, cache_tokens, at_most
+                self.device,
+                backend.pool.bytes_per_position,
+                options.cache_tokens,
+                options.at_most,
             )
             try:
                 for each in filter(None, (backend, choice.for_trees)):
@@ -177,18 +105,13 @@ class Decoder(Description):
                 raise StartupError(
                     f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
                 ) from error
-        self._backends = Backends(backend, choice.for_trees, trees)
+        self._backends = Backends(backend, choice.for_trees, options.trees)
         self._trial = choice.trial
         self._record = choice.record
         self.improving = choice.trial is not None
 
     def measure(self, longest: int) -> None:
-        """Find out what passes take, or remember it from an earlier start. Takes a second; only
-        before the first sequence. Where it fails, nothing is known.
-
-        Args:
-            longest: positions of the longest sequence.
-        """
+        """See `Model`: takes a second, or remembers it from an earlier start."""
         backend, record = self._backends.current, self._record
         self.pass_times = record.profile(str(backend)) if record is not None else ()
         if self.pass_times:
@@ -197,7 +120,7 @@ class Decoder(Description):
             with torch.inference_mode():
                 # Where captured passes end: on an H100 17 rows take 1.5 to 3.3 times as long as 5.
                 jumps = () if backend.graphs is None else (FEW,)
-                self.pass_times = profile_of(backend, min(longest, self.max_length), jumps)
+                self.pass_times = profile_of(backend, min(longest, self.about.max_length), jumps)
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
             return
@@ -255,49 +178,22 @@ class Decoder(Description):
         return self._backends.current.pool
 
     @property
-    def positions(self) -> int:
-        """Positions that all sequences may hold together."""
-        positions: int = self.pool.positions
-        return positions
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        free: int = self.pool.free_positions
-        return free
-
-    @property
     def takes_trees(self) -> bool:
         """Whether new sequences may have branches. A warning at the start names a model that takes
         none. Without `trees`, this may become False when the back end changes."""
         return self._backends.takes_trees
 
     def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
-        """Room for a sequence; None if there is none now.
-
-        Args:
-            capacity: positions, including those for branch rows.
-            nodes: most branch rows at a time; 0 for a sequence without branches.
-
-        Raises:
-            Unsupported: the model takes no trees, and `nodes` asks for some.
-        """
+        """Room for a sequence, see `Model`."""
         return self._backends.reserve(capacity, nodes)
 
     def release(self, cache: SequenceCache) -> None:
-        """Free a sequence's room. The sequence must no longer be in a batch."""
+        """Free a sequence's room, see `Model`."""
         self._backends.release(cache)
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """Feed new tokens of several sequences in one pass.
-
-        Args:
-            feeds: of different sequences, at least one; their caches grow.
-
-        Returns:
-            The requested rows, feed by feed, in the back end's dtype.
-        """
+        """Feed new tokens of several sequences in one pass, see `Model`."""
         output = self._backends.forward(feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
-        return output
+        return output.without(self._masked)

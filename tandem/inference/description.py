@@ -2,65 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from tandem.inference.compatibility import max_positions
-from tandem.inference.fingerprint import Fingerprints, tokenizer_fingerprint
+from tandem.inference.fingerprint import tokenizer_fingerprint
+from tandem.inference.hidden_states import Layers
 
-NO_HASHES = Fingerprints()
 
-
+@dataclass(frozen=True)
 class Description:
-    """A model by its configuration, its tokenizer and its hashes; see `tandem.engine.scorer.Model`.
+    """A model by its configuration, its tokenizer and its hashes.
 
     Attributes:
         name: the checkpoint's name, for people.
-        tokenizer: of the checkpoint; None without one.
         vocab_size: width of the logits.
         max_length: the most positions that the model was made for.
         parameters: how many it has.
+        hidden_size: width of hidden states.
+        layers: of the model.
         eos_token_ids: ids that end a text, see `end_token_ids`.
-        forward_passes: model calls so far.
-        fed_tokens: positions computed by those calls.
+        tokenizer: of the checkpoint; None without one.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
         fingerprint: of a loaded checkpoint, see `Fingerprints.model`; else empty.
         weights_fingerprint: likewise, see `Fingerprints.weights`.
-        hidden_size: width of hidden states.
-        layers: of the model.
+        of_layers: whose hidden states its passes can give, see `Layers`.
         probe_tokens: extra embeddings, which the ids from `vocab_size` on name.
+        masked_ids: that texts never have, see `CheckpointSource`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        name: str,
-        tokenizer: Any = None,
-        hashes: Fingerprints = NO_HASHES,
-    ) -> None:
-        config = model.config.get_text_config()
-        self.name, self.tokenizer = name, tokenizer
-        self.vocab_size = int(config.vocab_size)
-        self.max_length = max_positions(config)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.eos_token_ids = end_token_ids(model, tokenizer)
-        self.forward_passes = 0
-        self.fed_tokens = 0
-        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.fingerprint, self.weights_fingerprint = hashes
-        self.hidden_size = int(config.hidden_size)
-        self.layers = int(config.num_hidden_layers)
-        self.probe_tokens = 0
+    name: str
+    vocab_size: int
+    max_length: int
+    parameters: int
+    hidden_size: int
+    layers: int
+    eos_token_ids: Sequence[int] = ()
+    tokenizer: Any = None
+    tokenizer_fingerprint: str = ""
+    fingerprint: str = ""
+    weights_fingerprint: str = ""
+    of_layers: Layers = ()
+    probe_tokens: int = 0
+    masked_ids: Sequence[int] = ()
 
     def tokenizer_json(self) -> bytes:
-        """The serialised fast tokenizer; empty if the checkpoint has none."""
+        """The serialised fast tokenizer; empty where there is none."""
         if self.tokenizer is None:
             return b""
         return bytes(self.tokenizer.backend_tokenizer.to_str(), "utf-8")
 
     def chat_template(self) -> str:
-        """The checkpoint's Jinja template; empty if it has none."""
+        """The checkpoint's Jinja template of chats; empty where there is none."""
         template = getattr(self.tokenizer, "chat_template", None)
         if isinstance(template, dict):  # one for each purpose
             template = template.get("default")
@@ -71,8 +67,27 @@ class Description:
         named = {} if self.tokenizer is None else self.tokenizer.special_tokens_map
         return {name: str(token) for name, token in named.items() if not isinstance(token, list)}
 
-    def close(self) -> None:
-        """See `tandem.engine.scorer.Model`. Most models are in this process alone."""
+
+def describe(model: PreTrainedModel, name: str, tokenizer: Any = None) -> Description:
+    """What a causal language model's configuration and tokenizer tell; the hashes are empty.
+
+    Args:
+        model: loaded; on "meta" without its weights.
+        name: of the checkpoint.
+        tokenizer: of the checkpoint; None without one.
+    """
+    config = model.config.get_text_config()
+    return Description(
+        name=name,
+        vocab_size=int(config.vocab_size),
+        max_length=max_positions(config),
+        parameters=sum(p.numel() for p in model.parameters()),
+        hidden_size=int(config.hidden_size),
+        layers=int(config.num_hidden_layers),
+        eos_token_ids=end_token_ids(model, tokenizer),
+        tokenizer=tokenizer,
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    )
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: Any = None) -> list[int]:

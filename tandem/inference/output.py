@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -19,3 +20,14 @@ class PassOutput:
 
     logits: Tensor
     states: Tensor | None = None
+
+    def without(self, token_ids: Tensor | None) -> PassOutput:
+        """The same, whose rows never give some ids; in place.
+
+        Args:
+            token_ids: [n] int64; None for none.
+        """
+        if token_ids is not None:
+            with torch.inference_mode():
+                self.logits.index_fill_(1, token_ids, -torch.inf)
+        return self

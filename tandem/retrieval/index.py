@@ -128,7 +128,7 @@ class Index:
     replace an index, put another folder in its place, as `tandem index build` does.
 
     Attributes:
-        about: see there.
+        about: what its files say of it.
 
     Args:
         folder: of the index.

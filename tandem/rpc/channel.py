@@ -97,7 +97,7 @@ def connect(
     """A channel to a gRPC target ("host:port", "dns:///name:port").
 
     Args:
-        address: see there.
+        address: the gRPC target.
         credentials: for TLS; None is plaintext.
         name: that the server's certificate has to have; empty is the address's host.
     """
@@ -133,7 +133,7 @@ class Dialer:
         tls: that they have; None is plaintext.
         name: that every replica's certificate has to have; empty is the host that it was found
             by.
-        age_seconds: see there.
+        age_seconds: inf for a channel that is never left.
     """
 
     def __init__(

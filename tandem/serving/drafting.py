@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import Truncation
-from tandem.engine.scorer import Model
 from tandem.errors import StartupError
+from tandem.inference.description import Description
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.partial import ModelPart
-from tandem.serving.model import load_decoder
+from tandem.inference.model import Model
+from tandem.serving.model import load_decoder, options_of
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
 
@@ -43,37 +46,39 @@ def load_models(
             f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
             " with --drafter of `tandem up`"
         )
+    at_most = beside.positions if beside else settings.max_sequences * settings.max_length
+    options = replace(
+        options_of(settings, ahead),
+        drafts=settings.dtype == "auto",
+        trees=ahead > 0 or recipe.largest_tree > 0,
+    )
     models: list[Model] = []
-    for checkpoint in recipe.checkpoints:
-        own = settings.model_copy(update={"model": checkpoint.path or model})
+    for named in recipe.checkpoints:
+        source = CheckpointSource(
+            named.path or model,
+            settings.device,
+            settings.dtype,
+            adapter=named.adapter,
+            part=ModelPart(named.exit, named.skip),
+        )
         loaded: Model
-        if checkpoint.head:
-            at_most = beside.positions if beside else own.max_sequences * own.max_length
-            room = Room(own.cache_tokens, at_most)
-            of = checkpoint.target or target
-            loaded = load_head(own.model, checkpoint.head, of, own.device, own.dtype, room)
+        if named.head:
+            room = Room(settings.cache_tokens, at_most)
+            loaded = load_head(source, named.head, named.target or target, room)
         else:
-            trees = ahead > 0 or recipe.largest_tree > 0
-            loaded = load_decoder(
-                own,
-                drafts=True,
-                trees=trees,
-                beside=beside,
-                room=ahead,
-                adapter=checkpoint.adapter,
-                part=ModelPart(checkpoint.exit, checkpoint.skip),
-            )
+            loaded = load_decoder(source, options, settings, beside)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
-                f"the model {loaded.name} cannot compute the branches of {recipe.method}; use the"
-                " recipe model"
+                f"the model {loaded.about.name} cannot compute the branches of {recipe.method}; use"
+                " the recipe model"
             )
         if ahead and not loaded.takes_trees:
             raise StartupError(
-                f"the model {loaded.name} cannot compute the branches that AHEAD needs; set AHEAD=0"
+                f"the model {loaded.about.name} cannot compute the branches that AHEAD needs; set"
+                " AHEAD=0"
             )
         for other in [*models[:1], *([beside] if beside else [])]:
-            _require_one_vocabulary(other, loaded)
+            _require_one_vocabulary(other.about, loaded.about)
         models.append(loaded)
     return models
 
@@ -82,12 +87,12 @@ def law_of(
     recipe: Recipe, truncation: Truncation, models: Sequence[Model], drafter: Drafter
 ) -> tuple[str | float, ...]:
     """What drafts hang on: the recipe, its truncation, its models, and other data."""
-    fingerprints = [model.fingerprint for model in models]
+    fingerprints = [model.about.fingerprint for model in models]
     described = recipe.model_dump_json()
     return described, truncation.mass, truncation.support, *fingerprints, drafter.data
 
 
-def require_its_vocabulary(drafter: Drafter, model: Model) -> None:
+def require_its_vocabulary(drafter: Drafter, model: Description) -> None:
     """Refuse a drafter whose index has the ids of another tokenizer.
 
     Raises:
@@ -100,7 +105,7 @@ def require_its_vocabulary(drafter: Drafter, model: Model) -> None:
         )
 
 
-def _require_one_vocabulary(first: Model, other: Model) -> None:
+def _require_one_vocabulary(first: Description, other: Description) -> None:
     """Refuse models of several tokenizers: a draft has tokens of all of them."""
     if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
         raise StartupError(
@@ -114,7 +119,7 @@ def _require_one_vocabulary(first: Model, other: Model) -> None:
         )
 
 
-def _difference(first: Model, other: Model) -> str:
+def _difference(first: Description, other: Description) -> str:
     """The first token that differs, and how many both have."""
     from tokenizers import Tokenizer
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
-from tandem.engine.scorer import Model
+from tandem.inference.model import Model
 from tandem.shaping.grammar import Grammars
 
 
@@ -36,7 +36,7 @@ class Loaded:
         """For texts that keep to one."""
 
         def tokenizer() -> bytes:
-            return self.models[0].tokenizer_json() if self.models else b""
+            return self.models[0].about.tokenizer_json() if self.models else b""
 
         return Grammars(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
 

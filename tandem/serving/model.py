@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
 
 import structlog
 
@@ -11,11 +11,11 @@ from tandem.common.v1 import common_pb2
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
-from tandem.inference.loading.partial import WHOLE, ModelPart
+from tandem.inference.decoder import Decoder, DecoderOptions
+from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
+from tandem.inference.model import Model
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -25,66 +25,50 @@ from tandem.settings import MIB, ModelSettings
 _log = structlog.get_logger(__name__)
 
 
-class Measured(Model, Protocol):
-    """A model that can time its passes."""
-
-    def measure(self, longest: int) -> None:
-        """Find out what passes take, for sequences of at most so many positions; only before the
-        first sequence."""
-
-
-def load_decoder(
-    settings: ModelSettings,
-    drafts: bool = False,
-    trees: bool = False,
-    beside: Model | None = None,
-    states_of: str = "none",
-    room: int = 0,
-    adapter: str = "",
-    part: ModelPart = WHOLE,
-    extra_embeddings: str = "",
-) -> Decoder:
-    """The checkpoint, with a KV cache that holds a sequence of the greatest length.
+def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
+    """How a decoder is to compute, with a KV cache for sequences of the greatest length.
 
     Args:
         settings: of the service.
-        drafts: it may do so in any dtype.
-        trees: its sequences may have branches.
+        room: positions of each sequence beside its text.
+    """
+    return DecoderOptions(
+        cache_tokens=settings.cache_tokens,
+        at_most=settings.max_sequences * (settings.max_length + room),
+        threads=settings.threads,
+        engine=settings.engine,
+        graph_rows=settings.graph_rows,
+        longest=settings.max_length,
+    )
+
+
+def load_decoder(
+    source: CheckpointSource,
+    options: DecoderOptions,
+    settings: ModelSettings,
+    beside: Model | None = None,
+) -> Decoder:
+    """A checkpoint's decoder, measured.
+
+    Args:
+        source: of the checkpoint.
+        options: how it computes, see `options_of`.
+        settings: of the service.
         beside: a larger model of this process, whose sequences it has too: it needs no more memory
             and no more threads than that one.
-        states_of: layers whose hidden states it gives.
-        room: positions of each sequence beside its text.
-        adapter: folder of an adapter of the checkpoint; empty for none.
-        part: what is computed of the checkpoint.
-        extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    each = settings.max_length + room
-    decoder = Decoder.load(
-        settings.model,
-        settings.device,
-        settings.dtype,
-        settings.cache_tokens,
-        at_most=beside.positions if beside else settings.max_sequences * each,
-        threads=None if beside else settings.threads,
-        engine=settings.engine,
-        drafts=drafts,
-        graph_rows=settings.graph_rows,
-        longest=settings.max_length,
-        trees=trees,
-        states_of=states_of,
-        adapter=adapter,
-        part=part,
-        extra_embeddings=extra_embeddings,
-    )
+    if beside:
+        options = replace(options, at_most=beside.positions, threads=None)
+    decoder = Decoder(read_checkpoint(source), options)
     _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
-    prepare(decoder, settings, f"{decoder.name}: " if beside else "")
+    prepare(decoder, settings, f"{decoder.about.name}: " if beside else "")
     return decoder
 
 
-def prepare(model: Measured, settings: ModelSettings, name: str = "") -> None:
+def prepare(model: Model, settings: ModelSettings, name: str = "") -> None:
     """Check that a model has room for a sequence of the greatest length, and measure its passes.
 
     Args:
@@ -105,9 +89,9 @@ def prepare(model: Measured, settings: ModelSettings, name: str = "") -> None:
     model.measure(longest)
 
 
-def max_length(decoder: Model, settings: ModelSettings) -> int:
+def max_length(model: Model, settings: ModelSettings) -> int:
     """Tokens a sequence may hold."""
-    return min(decoder.max_length, settings.max_length)
+    return min(model.about.max_length, settings.max_length)
 
 
 def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:
@@ -120,39 +104,40 @@ def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -
     return Engine(name, admission, limits, stepper)
 
 
-def passes_of(decoder: Model) -> list[common_pb2.PassTime]:
+def passes_of(model: Model) -> list[common_pb2.PassTime]:
     """What passes of a model take, as a message says it."""
     return [
         common_pb2.PassTime(sequences=sequences, rows=rows, nanoseconds=round(nanoseconds))
-        for sequences, rows, nanoseconds in decoder.pass_times
+        for sequences, rows, nanoseconds in model.pass_times
     ]
 
 
-def info_of(decoder: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
+def info_of(model: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
     """The handshake's message.
 
     Args:
-        decoder: loaded.
+        model: loaded.
         settings: of the service.
         law: what its texts hang on besides the model.
     """
+    about = model.about
     return common_pb2.ModelInfo(
-        model=decoder.name,
+        model=about.name,
         protocol_version=PROTOCOL_VERSION,
-        vocab_size=decoder.vocab_size,
-        tokenizer_fingerprint=decoder.tokenizer_fingerprint,
-        eos_token_ids=decoder.eos_token_ids,
-        max_length=max_length(decoder, settings),
+        vocab_size=about.vocab_size,
+        tokenizer_fingerprint=about.tokenizer_fingerprint,
+        eos_token_ids=about.eos_token_ids,
+        max_length=max_length(model, settings),
         max_gamma=settings.max_gamma,
         max_sequences=settings.max_sequences,
-        device=decoder.device.type,
-        parameters=decoder.parameters,
+        device=model.device.type,
+        parameters=about.parameters,
         max_message_bytes=settings.max_message_mib * MIB,
-        fingerprint=fingerprint_of(decoder.fingerprint, *law),
+        fingerprint=fingerprint_of(about.fingerprint, *law),
         zone=settings.zone,
-        hidden_size=decoder.hidden_size,
-        layers=decoder.layers,
-        weights_fingerprint=decoder.weights_fingerprint,
-        cache_tokens=decoder.positions,
-        pass_times=passes_of(decoder),
+        hidden_size=about.hidden_size,
+        layers=about.layers,
+        weights_fingerprint=about.weights_fingerprint,
+        cache_tokens=model.positions,
+        pass_times=passes_of(model),
     )

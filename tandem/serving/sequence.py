@@ -39,7 +39,7 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
     """A sequence whose steps an engine runs.
 
     Args:
-        engine: see there.
+        engine: runs the steps.
         info: limits that were announced.
     """
 
@@ -58,13 +58,17 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
         """Learn whose text it is, and that it counts on this service.
 
         Raises:
-            InvalidRequest: the request id cannot be one.
+            InvalidRequest: the request id cannot be one, or more was emitted than there is.
             Unavailable: the caller counts on another service.
         """
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
         bind_request(self.request_id)
         require_same(request.fingerprint, self._fingerprint)
+        if 0 < len(request.token_ids) <= request.emitted_tokens:
+            raise InvalidRequest(
+                f"open.emitted_tokens must be less than the {len(request.token_ids)} of token_ids"
+            )
 
     def release(self) -> None:
         if hasattr(self, "_sequence"):
@@ -77,14 +81,9 @@ async def shaped_behind(
     """The state of a text's shaping at the end of a checked request's ids; None for none.
 
     Raises:
-        InvalidRequest: an id is beyond the vocabulary, more was emitted than there is, or see
-            `Grammars.state`.
+        InvalidRequest: an id is beyond the vocabulary, or see `Grammars.state`.
     """
     prompt = len(request.token_ids) - request.emitted_tokens
-    if prompt < 1:
-        raise InvalidRequest(
-            f"open.emitted_tokens must be less than the {len(request.token_ids)} of token_ids"
-        )
     named = [token_id for token_id, _ in shaping.logit_bias]
     named += [token_id for word in shaping.bad_words for token_id in word]
     if max(named, default=0) >= vocab_size:

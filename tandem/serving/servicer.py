@@ -30,7 +30,7 @@ class EngineServicer(ABC, Generic[M, L]):
     Args:
         settings: of the service.
         role: its name in sentences.
-        streams: see there.
+        streams: of its sequences.
     """
 
     def __init__(self, settings: M, role: str, streams: Streams[Any, Any]) -> None:

@@ -188,7 +188,7 @@ def test_only_the_edge_touches_grpc(folder: str) -> None:
     for module, name in imports(folder):
         if name.split(".")[0] == "grpc" or "_pb2" in name:
             edge = any(within(module, room) for room in SPEAKS_GRPC)
-            assert edge or module.startswith("orchestrator.front.grpc"), (module, name)
+            assert edge or module.startswith("orchestrator.front.grpc."), (module, name)
 
 
 def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:

@@ -75,7 +75,7 @@ class HttpAnswer:
         texts: makes them.
         calls: know of them.
         form: of replies.
-        telling: see there.
+        telling: what the replies say of a text.
         wanted: the texts.
         client: makes a client for a text.
         metadata: of the call, for `Texts.generate`.

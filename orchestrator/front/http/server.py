@@ -168,7 +168,7 @@ class HttpServer:
     ) -> None:
         self.sockets = [_bind(listen)]
         self.port: int = self.sockets[0].getsockname()[1]
-        # What it has to say is said by the application; of garbage that clients send, nothing.
+        # The application logs what matters; malformed requests of clients are not logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,

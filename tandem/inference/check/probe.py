@@ -32,18 +32,22 @@ class Computes(Protocol):
     """Whatever computes passes, to be probed and timed.
 
     Attributes:
-        pool: reserves room, and takes it back.
         of_layers: whose hidden states it gives.
         busy: held during a pass by a thread that serves.
-        vocab_size: ids that it takes.
         blocks: its layers, in order, to be compared one by one; empty if they cannot be.
     """
 
-    pool: Any
     of_layers: Layers
     busy: Any
-    vocab_size: int
     blocks: Sequence[nn.Module]
+
+    @property
+    def pool(self) -> Any:
+        """Reserves room, and takes it back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that it takes."""
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """See `tandem.engine.scorer.Scorer`."""

@@ -18,7 +18,7 @@ from tandem.inference.choice.record import StartRecord
 from tandem.inference.compatibility import cannot_serve, max_positions, name_of_model
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.loading.checkpoint import sharing_weights
+from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes import one_call
 from tandem.inference.passes.backend import Backend, name_of
 from tandem.inference.passes.torch_layout import choose_layout

@@ -27,7 +27,7 @@ from tandem.inference.choice.candidates import (
 )
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.hidden_states import Layers
-from tandem.inference.loading.checkpoint import sharing_weights
+from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
-from tandem.inference.heads.head import Head, Source, features_of
+from tandem.inference.heads.head import Head, HeadSource, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.kv.extents import SequenceCache
 
@@ -47,7 +47,7 @@ class EagleHead(Head):
     cache = EagleCache
     depths = _DEPTHS
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HeadSource) -> None:
         files = source.files
         tensors = {name.replace("midlayer.", _AT): part for name, part in files.tensors().items()}
         read = {"embed_tokens.weight", "lm_head.weight", "fc.weight", "fc.bias", "d2t"}
@@ -65,7 +65,6 @@ class EagleHead(Head):
         placed = source.placed(tensors)
         self._embedding, self._output = placed["embed_tokens.weight"], placed["lm_head.weight"]
         self._fuse, self._fuse_bias = placed["fc.weight"], placed.get("fc.bias")
-        self.vocab_size = len(self._embedding)
         self._ids = self._own_ids(placed.get("d2t"))
         fused = self._fused = files.is_fused
         own = within(placed, _AT)
@@ -75,28 +74,29 @@ class EagleHead(Head):
             norms.append(placed["norm.weight"])
             self._token_norm, self._state_norm, self._end_norm = map(self._layer.norm, norms)
         self._normed_residual, self._norm_output = files.normed_residual, files.normed_output
-        self.max_length, width = self._layer.max_length, self._layer.width
-        self.hidden_size = int(files.config.get("target_hidden_size") or width)
-        source.require_width(self.hidden_size)
-        states = len(self.reads) * self.hidden_size
+        width = self._layer.width
+        hidden_size = int(files.config.get("target_hidden_size") or width)
+        self._describe(len(self._embedding), hidden_size)
+        source.require_width(hidden_size)
+        states = len(self.reads) * hidden_size
         expected = [width, states if fused else states + width]
         if list(self._fuse.shape) != expected:
             raise ValueError(f"fc.weight is {list(self._fuse.shape)} instead of {expected}")
-        self._hold(source.room)
+        self._hold(source.room, self._layer.max_length)
 
     def _own_ids(self, offsets: Tensor | None) -> Tensor | None:
         """[rows] the target's ids of a head with a vocabulary of its own; None for the target's."""
-        rows = len(self._output)
-        if rows == self.vocab_size:
+        rows, vocab_size = len(self._output), len(self._embedding)
+        if rows == vocab_size:
             return None
         if offsets is None:
             raise ValueError(
-                f"{rows} rows of lm_head.weight, {self.vocab_size} of the embedding, and no d2t"
+                f"{rows} rows of lm_head.weight, {vocab_size} of the embedding, and no d2t"
                 " that says which tokens they are"
             )
         ids = torch.arange(rows, device=self.device) + offsets.long()
-        if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
-            raise ValueError(f"d2t names tokens beyond the target's {self.vocab_size}")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise ValueError(f"d2t names tokens beyond the target's {vocab_size}")
         return ids
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import StartupError
+from tandem.inference.description import Description
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import tensors_fingerprint
 from tandem.inference.heads.files import HeadFiles
@@ -22,6 +23,7 @@ from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.size import cache_size
+from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.profile import PassTime
 
@@ -39,7 +41,7 @@ class Room(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class HeadSource:
     """What a head is made of, and for which place.
 
     Attributes:
@@ -102,11 +104,13 @@ class Source:
         }
 
 
+# No sequence is too long for a head without a decoder layer.
+_ANY_LENGTH = 2**31 - 1
 _BATCHES, _REPEATS = (1, 4, 16), 5
 
 
-class Head(ABC):
-    """A small model over hidden states of a target. Implements `Model` and `HeadScorer`.
+class Head(Model):
+    """A small model over hidden states of a target; see `HeadScorer` in `tandem.engine.scorer`.
 
     A feed has the feature of the position before each of its tokens, see `Feed.features`.
 
@@ -126,43 +130,46 @@ class Head(ABC):
 
     cache: ClassVar[type[SequenceCache]] = SequenceCache
     engine = "torch"
-    improving = False
     takes_trees = True
-    of_layers: tuple[int, ...] = ()
-    probe_tokens = 0
-    # Its texts end where the target's do, and no sequence is too long for it.
-    max_length = 2**31 - 1
-    vocab_size: int
+    hidden_size = 0
     depths: int
 
     # Of a decoder layer, for a head that has one.
     _pool: KVPool | None = None
 
-    def __init__(self, source: Source, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, source: HeadSource, tensors: Mapping[str, Tensor]) -> None:
         files, own = source.files, source.files.own
-        self.name = files.path.name
         self.device, self._dtype = source.device, source.dtype
-        self.layers = 1
-        self.eos_token_ids: list[int] = []
-        self.pass_times: Sequence[PassTime] = ()
-        self.forward_passes = self.fed_tokens = 0
-        self.parameters = sum(tensor.numel() for tensor in tensors.values())
-        self.tokenizer_fingerprint = source.tokenizer or str(own.get("tokenizer", ""))
-        self.fingerprint = tensors_fingerprint(tensors, [files.config, str(source.dtype)])
-        self.weights_fingerprint = self.fingerprint
+        fingerprint = tensors_fingerprint(tensors, [files.config, str(source.dtype)])
+        # Its texts end where the target's do.
+        self.about = Description(
+            name=files.path.name,
+            vocab_size=0,
+            max_length=_ANY_LENGTH,
+            parameters=sum(tensor.numel() for tensor in tensors.values()),
+            hidden_size=0,
+            layers=1,
+            tokenizer_fingerprint=source.tokenizer or str(own.get("tokenizer", "")),
+            fingerprint=fingerprint,
+            weights_fingerprint=fingerprint,
+        )
         self.made_for = str(own.get("made_for", ""))
         self.acceptance: Any = own.get("acceptance", ())
         if source.target is not None:
-            self.target_layers = source.target.layers
+            target_layers = source.target.layers
         elif "target_layers" in own:
-            self.target_layers = int(own["target_layers"])
+            target_layers = int(own["target_layers"])
         else:
             raise StartupError(
                 f"the head {files.path} does not say for which target it is: name the target's"
                 " checkpoint with TANDEM_DRAFTER_TARGET"
             )
-        self.reads = files.layers_of(self.target_layers)
-        self.hidden_size = 0
+        self.reads = files.layers_of(target_layers)
+
+    def _describe(self, vocab_size: int, hidden_size: int) -> None:
+        """Tell what a family has found in its weights."""
+        self.hidden_size = hidden_size
+        self.about = replace(self.about, vocab_size=vocab_size, hidden_size=hidden_size)
 
     @property
     def dtype(self) -> str:
@@ -175,14 +182,9 @@ class Head(ABC):
         return self._pool is not None
 
     @property
-    def positions(self) -> int:
-        """That all sequences may hold together; 0 where the head holds nothing of them."""
-        return 0 if self._pool is None else self._pool.positions
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        return 0 if self._pool is None else self._pool.free_positions
+    def pool(self) -> KVPool | None:
+        """Of its decoder layer; None without one."""
+        return self._pool
 
     def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
         """Room for a sequence; None if there is none now."""
@@ -197,8 +199,10 @@ class Head(ABC):
         if self._pool is not None:
             self._pool.release(cache)
 
-    def _hold(self, room: Room) -> None:
-        """Make the pool. What a position takes is known when one was fed."""
+    def _hold(self, room: Room, max_length: int) -> None:
+        """Make the pool, for sequences of at most so many positions. What a position takes is known
+        when one was fed."""
+        self.about = replace(self.about, max_length=max_length)
         self._pool = KVPool(1)
         cache = self.reserve(1)
         assert cache is not None
@@ -206,24 +210,6 @@ class Head(ABC):
             self._rows([Feed(cache, [0], 1, features=self.no_features())])
         each = self._pool.bytes_per_position
         self._pool = self._pool.resized(cache_size(self.device, each, *room))
-
-    def improve(self) -> None:  # noqa: B027
-        """There is no faster pass."""
-
-    def close(self) -> None:  # noqa: B027
-        """It is in this process alone."""
-
-    def tokenizer_json(self) -> bytes:
-        """None: the target has it."""
-        return b""
-
-    def chat_template(self) -> str:
-        """None: the target has it."""
-        return ""
-
-    def special_tokens(self) -> dict[str, str]:
-        """None: the target has them."""
-        return {}
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """The rows asked for, feed by feed."""
@@ -239,8 +225,8 @@ class Head(ABC):
         """Features of one position that are 0."""
         return [np.zeros((1, len(self.reads), self.hidden_size), np.int16)]
 
-    def measure(self) -> None:
-        """Find out what passes take. Only before the first sequence."""
+    def measure(self, longest: int = 0) -> None:
+        """Find out what passes over one new feature take, however long sequences may be."""
         found: list[PassTime] = []
         with torch.inference_mode():
             for count in _BATCHES:

@@ -16,7 +16,7 @@ from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch, tokens_of
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Source, ends_of, features_of
+from tandem.inference.heads.head import Head, HeadSource, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.kv.extents import SequenceCache
 
@@ -66,7 +66,7 @@ class HydraHead(Head):
 
     cache = HydraCache
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HeadSource) -> None:
         tensors = source.files.tensors()
         source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         own = tensors.pop(f"{_PREFIX}embed_tokens.weight", None)
@@ -79,7 +79,8 @@ class HydraHead(Head):
         super().__init__(source, tensors)
         placed = source.placed(tensors)
         self._embedding = placed["embed_tokens.weight"]
-        self.vocab_size, self.hidden_size = self._embedding.shape
+        vocab_size, hidden_size = self._embedding.shape
+        self._describe(vocab_size, hidden_size)
         source.require_width(self.hidden_size)
         self._heads = _blocks_of(placed, source.files, self.hidden_size)
         self.depths = len(self._heads)
@@ -90,8 +91,7 @@ class HydraHead(Head):
             shape = config.get("prefix_config", {**config, "model_type": "llama"})
             self._prefix = HeadLayer(shape, layer)
             self._prefix_norm = self._prefix.norm(placed[f"{_PREFIX}norm.weight"])
-            self.max_length = self._prefix.max_length
-            self._hold(source.room)
+            self._hold(source.room, self._prefix.max_length)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         tokens = self._embedding.index_select(0, tokens_of(feeds, self.device))

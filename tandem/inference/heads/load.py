@@ -10,46 +10,46 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.files import require_head
-from tandem.inference.heads.head import Head, Room, Source
+from tandem.inference.heads.head import Head, HeadSource, Room
 from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
-from tandem.inference.loading.checkpoint import device_of, read_tokenizer
+from tandem.inference.loading.checkpoint import CheckpointSource
+from tandem.inference.loading.weights import device_of, read_tokenizer
 
-FAMILIES: dict[str, Callable[[Source], Head]] = {
+FAMILIES: dict[str, Callable[[HeadSource], Head]] = {
     "medusa": MedusaHead,
     "hydra": HydraHead,
     "eagle": EagleHead,
 }
 
 
-def load_head(folder: str, family: str, target: str, device: str, dtype: str, room: Room) -> Head:
+def load_head(source: CheckpointSource, family: str, target: str, room: Room) -> Head:
     """A head, measured.
 
     Args:
-        folder: of the head.
+        source: of the head's folder, unchanged; the dtype "auto" is float32 on a CPU, else
+            bfloat16.
         family: a name of the table.
         target: directory or hub id of the checkpoint that it is for; empty where the head's files
             say all that is needed.
-        device: as torch names it.
-        dtype: a name; "auto" is float32 on a CPU, else bfloat16.
         room: for what it holds of sequences.
 
     Raises:
         StartupError: one sentence on what is missing or does not fit.
     """
-    files = require_head(folder, family)
+    files = require_head(source.model, family)
     parts, tokenizer = None, ""
     if target:
         parts = TargetParts(target)
         parts.require()
         tokenizer = tokenizer_fingerprint(read_tokenizer(target))
-    where = device_of(device)
+    device, dtype = device_of(source.device), source.dtype
     if dtype == "auto":
-        dtype = "float32" if where.type == "cpu" else "bfloat16"
-    source = Source(files, parts, tokenizer, where, getattr(torch, dtype), room)
+        dtype = "float32" if device.type == "cpu" else "bfloat16"
+    made_of = HeadSource(files, parts, tokenizer, device, getattr(torch, dtype), room)
     try:
-        head = FAMILIES[family](source)
+        head = FAMILIES[family](made_of)
         head.measure()
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)

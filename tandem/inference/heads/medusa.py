@@ -16,7 +16,7 @@ from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Source, ends_of, features_of
+from tandem.inference.heads.head import Head, HeadSource, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 
 # The names of the authors' own files, and those of vLLM's.
@@ -38,7 +38,7 @@ class MedusaHead(Head):
     Without decoder layers a feed has one feature.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: HeadSource) -> None:
         tensors = source.files.tensors()
         decoders = _decoders_of(tensors)
         weights, biases = ([], []) if decoders else _residual_of(tensors, source.files)
@@ -54,7 +54,8 @@ class MedusaHead(Head):
         first, *others = outputs.values()
         shared = all(torch.equal(first, other) for other in others)
         output = first if shared else torch.stack([outputs[k] for k in range(self.depths)])
-        self.vocab_size, self.hidden_size = output.shape[-2:]
+        vocab_size, hidden_size = output.shape[-2:]
+        self._describe(vocab_size, hidden_size)
         source.require_width(self.hidden_size)
         self._weights, self._biases, (self._output,) = (
             [part.to(self.device, self._dtype) for part in parts]
@@ -63,8 +64,7 @@ class MedusaHead(Head):
         shape = source.files.config.get("layer_config", {})
         self._layers = [HeadLayer(shape, source.placed(layer)) for layer in decoders]
         if self._layers:
-            self.max_length = self._layers[0].max_length
-            self._hold(source.room)
+            self._hold(source.room, self._layers[0].max_length)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         most = max(feed.rows for feed in feeds)

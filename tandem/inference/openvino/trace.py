@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 
 from tandem.errors import Unsupported
 from tandem.inference.hidden_states import Layers, Tap
-from tandem.inference.loading.checkpoint import sharing_weights
+from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes.torch_modules import refuse_what_is_unknown
 
 MARK = "tandem_attention"

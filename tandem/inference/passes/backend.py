@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -12,33 +13,7 @@ from torch import nn
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
 from tandem.inference.hidden_states import Layers
-from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput
-
-
-class CachePool(Protocol):
-    """A KV pool, in a form that only its pass knows."""
-
-    @property
-    def positions(self) -> int:
-        """Positions that all sequences may hold together."""
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-
-    @property
-    def bytes_per_position(self) -> int:
-        """Bytes of one position in all layers."""
-
-    def reserve(self, capacity: int) -> SequenceCache | None:
-        """Room for a sequence; None if there is none now."""
-
-    def release(self, cache: SequenceCache) -> None:
-        """Give a sequence's room back."""
-
-    def resized(self, positions: int) -> Any:
-        """An empty pool with the same layers."""
 
 
 class Pass(Protocol):
@@ -55,6 +30,7 @@ class Captured(Protocol):
         """The captured pass that can compute a batch; None if there is none."""
 
 
+@dataclass(eq=False, repr=False)
 class Backend:
     """A pass with its pool.
 
@@ -62,7 +38,7 @@ class Backend:
         engine: its name, "torch" or "openvino".
         dtype: of weights and passes.
         compute: the pass.
-        pool: the KV pool, in the pass's own form.
+        pool: the KV pool, `Extents` in the pass's own form.
         device: where tokens and logits are.
         vocab_size: ids that it takes.
         tolerance: largest difference between rows of two batches, as a share of their size, that is
@@ -79,58 +55,28 @@ class Backend:
         busy: lock held while the pass computes: it takes one batch at a time.
     """
 
-    def __init__(
-        self,
-        engine: str,
-        dtype: torch.dtype,
-        compute: Pass,
-        pool: CachePool,
-        device: torch.device,
-        vocab_size: int,
-        *,
-        of_layers: Layers = (),
-        blocks: Sequence[nn.Module] = (),
-        in_one_call: bool = False,
-        feeds_again: bool = False,
-    ) -> None:
-        self.engine = engine
-        self.of_layers = of_layers
-        self.blocks: Sequence[nn.Module] = tuple(blocks)
-        self.dtype = dtype
-        self.pool: Any = pool
-        self.busy = threading.RLock()
-        self.compute = compute
-        self.device = device
-        self.vocab_size = vocab_size
-        self.tolerance = 0.0
-        self.in_one_call = in_one_call
-        self.feeds_again = feeds_again
-        self.branches_in_one_call = False
-        self.takes_trees = True
-        self.graphs: Captured | None = None
+    engine: str
+    dtype: torch.dtype
+    compute: Pass
+    pool: Any
+    device: torch.device
+    vocab_size: int
+    tolerance: float = 0.0
+    of_layers: Layers = ()
+    blocks: Sequence[nn.Module] = ()
+    in_one_call: bool = False
+    branches_in_one_call: bool = False
+    takes_trees: bool = True
+    feeds_again: bool = False
+    graphs: Captured | None = None
+    busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
 
     def beside(self, positions: int) -> Backend:
         """The same pass with a pool of its own, to try while this back end serves."""
-        other = Backend(
-            self.engine,
-            self.dtype,
-            self.compute,
-            self.pool.resized(positions),
-            self.device,
-            self.vocab_size,
-            of_layers=self.of_layers,
-            blocks=self.blocks,
-            in_one_call=self.in_one_call,
-            feeds_again=self.feeds_again,
-        )
-        other.busy = self.busy
-        other.tolerance = self.tolerance
-        other.takes_trees = self.takes_trees
-        other.branches_in_one_call = self.branches_in_one_call
-        return other
+        return replace(self, pool=self.pool.resized(positions), graphs=None)
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of different sequences; their caches grow.

@@ -53,6 +53,7 @@ class VllmOptions:
         eager: whether passes run without compilation and CUDA graphs.
         checked: whether rows of logits are compared with transformers'.
         further: arguments of vLLM's engine, by their names.
+        masks: see `CheckpointSource`.
     """
 
     model: str
@@ -74,6 +75,7 @@ class VllmOptions:
     eager: bool = False
     checked: bool = True
     further: Mapping[str, Any] = field(default_factory=dict)
+    masks: bool = False
 
     @property
     def longest(self) -> int:

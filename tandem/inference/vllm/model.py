@@ -1,10 +1,10 @@
-"""A target's model, computed by vLLM; see `tandem.engine.scorer.Model`."""
+"""A target's model, computed by vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, cast
 
 import structlog
@@ -12,61 +12,50 @@ import torch
 from torch import Tensor, nn
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.check.plain import Plain
 from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
 from tandem.inference.description import Description
 from tandem.inference.feed import Drawn, Feed, listed
-from tandem.inference.loading.checkpoint import device_of
+from tandem.inference.loading.weights import device_of, dtype_of
+from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
 from tandem.inference.vllm.other_ranks import OtherRanks, free_address
 from tandem.inference.vllm.rank import Rank, RankPlan, end_process
-from tandem.inference.vllm.reference import Reference, dtype_of, reference_of
+from tandem.inference.vllm.reference import reference_of
 from tandem.inference.vllm.tether import Tether
-from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
 
-class VllmModel(Description):
+class VllmModel(Model):
     """A model whose passes vLLM computes, by a pass of ragged chains over its paged KV cache.
 
     Attributes:
-        device: of rank 0.
-        pass_times: as `measure` found them; before it, none.
         of_layers: hidden states are not given.
         blocks: its layers are not compared one by one.
-        improving: nothing else is tried.
         takes_trees: rows of a sequence are a chain.
         busy: nothing else uses it while it is measured.
     """
 
     of_layers: tuple[int, ...] = ()
     blocks: Sequence[nn.Module] = ()
-    improving = False
     takes_trees = False
     engine = "vllm"
 
     def __init__(
-        self,
-        reference: Reference,
-        name: str,
-        dtype: str,
-        rank: Rank,
-        others: OtherRanks,
-        tether: Tether,
+        self, about: Description, dtype: str, rank: Rank, others: OtherRanks, tether: Tether
     ) -> None:
         from tandem.inference.vllm.memory import BlockMemory
 
-        super().__init__(reference.model, name, reference.tokenizer, reference.hashes)
-        self.dtype, self._rank, self._others, self._tether = dtype, rank, others, tether
+        self.about = replace(about, max_length=min(about.max_length, rank.max_length))
+        self._dtype, self._rank, self._others, self._tether = dtype, rank, others, tether
         self.device = rank.device
-        self.max_length = min(self.max_length, rank.max_length)
-        self.pass_times: Sequence[PassTime] = ()
         self.busy: Any = nullcontext()
         self._memory = BlockMemory(rank.core)
-        self.pool: Any = self._memory
+        self._masked: torch.Tensor | None = None  # when its rows have been compared
 
     @classmethod
     def load(cls, options: VllmOptions) -> VllmModel:
@@ -85,12 +74,13 @@ class VllmModel(Description):
             )
         dtype = dtype_of(options.model, options.device, options.dtype)
         reference = reference_of(options, dtype)
-        arguments = engine_arguments(options, dtype, reference.model.config)
-        use_threads(options.threads, reference.model.num_parameters())
+        model, about = reference.checkpoint.model, reference.checkpoint.about
+        arguments = engine_arguments(options, dtype, model.config)
+        use_threads(options.threads, about.parameters)
         threads = max(torch.get_num_threads() // options.tensor_parallel, 1)
         torch.set_num_threads(threads)
         # Its configuration is all that is needed from here on.
-        reference.model.to("meta")
+        model.to("meta")
         address = options.leader if options.nodes > 1 else free_address()
         plan = RankPlan(arguments, 0, 0, device.type, address, threads)
         others = OtherRanks(plan, ranks[1:], 0, end_process)
@@ -99,47 +89,47 @@ class VllmModel(Description):
             tether.listen(options.tether[1])
         try:
             rank = Rank(plan)
-            model = cls(reference, Path(options.model).name, dtype, rank, others, tether)
-            model._compare(reference)
+            loaded = cls(about, dtype, rank, others, tether)
+            loaded._compare(reference.expected)
+            loaded._masked = loaded.masked
         except BaseException:
             tether.close()
             others.close()
             raise
-        return model
+        return loaded
 
-    def _compare(self, reference: Reference) -> None:
+    def _compare(self, expected: Plain | None) -> None:
         """Raises StartupError if rows differ from the plain ones."""
-        if reference.expected is None:
+        if expected is None:
             return
-        length = len(reference.expected.texts.first)
         with torch.inference_mode():
-            compared = probe(self, reference.expected, length)
+            compared = probe(self, expected, len(expected.texts.first))
         if not compared.holds:
             raise StartupError(
-                f"vLLM computes other logits for {self.name} than transformers: {compared};"
+                f"vLLM computes other logits for {self.about.name} than transformers: {compared};"
                 " TANDEM_TARGET_VLLM_CHECKED=false serves it all the same"
             )
 
     @property
-    def positions(self) -> int:
-        """Positions that all sequences may hold together."""
-        return self._memory.positions
+    def dtype(self) -> str:
+        """Of weights and passes."""
+        return self._dtype
 
     @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        return self._memory.free_positions
+    def pool(self) -> Any:
+        """vLLM's blocks."""
+        return self._memory
 
     def reserve(self, capacity: int, nodes: int = 0) -> Any:
-        """See `tandem.engine.scorer.Memory`."""
+        """See `Model`."""
         return self._memory.reserve(capacity, nodes)
 
     def release(self, cache: Any) -> None:
-        """See `tandem.engine.scorer.Memory`."""
+        """See `Model`."""
         self._memory.release(cache)
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """See `tandem.engine.scorer.Scorer`."""
+        """See `Model`."""
         tokens = _on_host(feeds)
         step = self._pass(feeds, tokens)
         for feed in feeds:
@@ -149,7 +139,7 @@ class VllmModel(Description):
             cast("Any", feed.cache).grow(fed)
         self.forward_passes += 1
         self.fed_tokens += sum(map(len, tokens))
-        return PassOutput(_in_order(feeds, names, logits))
+        return PassOutput(_in_order(feeds, names, logits)).without(self._masked)
 
     def _pass(self, feeds: Sequence[Feed], tokens: Sequence[list[int]]) -> Any:
         """The pass for vLLM."""
@@ -202,15 +192,12 @@ class VllmModel(Description):
         )
 
     def measure(self, longest: int) -> None:
-        """Find out what passes take; only before the first sequence."""
+        """See `Model`."""
         try:
             with torch.inference_mode():
-                self.pass_times = profile_of(self, min(longest, self.max_length))
+                self.pass_times = profile_of(self, min(longest, self.about.max_length))
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
-
-    def improve(self) -> None:
-        """Nothing else is tried."""
 
     def close(self) -> None:
         """End the other ranks."""

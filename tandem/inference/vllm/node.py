@@ -9,11 +9,11 @@ import structlog
 import torch
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.loading.weights import dtype_of, read_config
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
 from tandem.inference.vllm.other_ranks import OtherRanks
 from tandem.inference.vllm.rank import RankPlan, end_process
-from tandem.inference.vllm.reference import config_of, dtype_of
 from tandem.inference.vllm.tether import Tether
 
 _log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ def serve_ranks(options: VllmOptions) -> None:
     check_version()
     numbers = options.ranks
     dtype = dtype_of(options.model, options.device, options.dtype)
-    arguments = engine_arguments(options, dtype, config_of(options.model))
+    arguments = engine_arguments(options, dtype, read_config(options.model))
     use_threads(options.threads)
     threads = max(torch.get_num_threads() // len(numbers), 1)
     kind = torch.device(options.device).type

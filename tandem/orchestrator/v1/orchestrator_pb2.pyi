@@ -148,8 +148,8 @@ class Generation(google.protobuf.message.Message):
     @property
     def bad_strings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """bad_strings may not come in the text: each is encoded as it is and with a space before it, and
-        both are added to sampling.shaping.bad_words. At most 64, of 1..256 characters each. They need
-        a target with a tokenizer.
+        both are added to sampling.shaping.bad_words. At most 64, of 1..256 characters each, and of at
+        most 64 tokens. They need a target with a tokenizer.
         """
 
     @property
@@ -685,8 +685,9 @@ class Summary(google.protobuf.message.Message):
     """
     undrafted_rounds: builtins.int
     """undrafted_rounds is the number of rounds for which a draft was requested and none came, because
-    the drafter was lost, or full, or there was none. Where it is not 0, the same seed and gamma can
-    give another text (of the same law).
+    the drafter was lost, or full, or there was none. A text with a given seed and gamma waits for a
+    drafter, and has such a round only where it lost one. Where it is not 0, the same seed and gamma
+    can give another text (of the same law).
     """
     tail: builtins.str
     """tail is text behind that of all tokens: what was held back for a stop string, where no token

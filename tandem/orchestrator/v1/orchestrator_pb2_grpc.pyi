@@ -118,7 +118,9 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     first is lost. All are freed when the call ends, however it ends. To stop a text, cancel the
     call.
     Idempotency: the same request with the same seed, a given gamma (and max_nodes) and float32
-    models gives the same tokens, unless a service is lost on the way. A call is safe to retry
+    models gives the same tokens, unless a service is lost on the way. Such a text waits for a
+    drafter with a free slot, until its deadline, or without one for the orchestrator's
+    QUEUE_SECONDS; then it ends with DEADLINE_EXCEEDED or UNAVAILABLE. A call is safe to retry
     while no message has come. After that, resume, here or at another orchestrator of the same
     target: send the same request with its seed, received_token_ids = all ids that came,
     first_round = last received round + 1. The text continues after the received tokens and
@@ -205,7 +207,9 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         first is lost. All are freed when the call ends, however it ends. To stop a text, cancel the
         call.
         Idempotency: the same request with the same seed, a given gamma (and max_nodes) and float32
-        models gives the same tokens, unless a service is lost on the way. A call is safe to retry
+        models gives the same tokens, unless a service is lost on the way. Such a text waits for a
+        drafter with a free slot, until its deadline, or without one for the orchestrator's
+        QUEUE_SECONDS; then it ends with DEADLINE_EXCEEDED or UNAVAILABLE. A call is safe to retry
         while no message has come. After that, resume, here or at another orchestrator of the same
         target: send the same request with its seed, received_token_ids = all ids that came,
         first_round = last received round + 1. The text continues after the received tokens and

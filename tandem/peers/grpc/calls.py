@@ -15,8 +15,8 @@ from tandem.speculation.tree import DraftSize, Tree
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 
-# A service's word on its own times is summed up and learnt from: a day is more than any stage takes
-# and less than 64 bits of a text's sums.
+# Upper bound of the times that a service reports: they are summed in 64 bits, and used in
+# estimates. A day is more than any stage takes.
 MOST_STAGE_NS = 86_400 * 10**9
 
 

@@ -57,7 +57,7 @@ class Peer(ABC):
 
     Attributes:
         role: what it is to be, for sentences.
-        address: see there.
+        address: host:port, or the socket of a path.
 
     Args:
         dialer: makes its channels.

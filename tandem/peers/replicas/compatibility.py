@@ -282,7 +282,7 @@ def common_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelI
         setattr(info, name, min(getattr(replica, name) for replica in replicas))
     bounded = [replica.cache_tokens for replica in replicas if replica.cache_tokens]
     info.cache_tokens = min(bounded, default=0)
-    info.ClearField("incarnation")  # nobody's of several, and no part of what is offered
+    info.ClearField("incarnation")  # several replicas have several
     return info
 
 
@@ -423,7 +423,7 @@ def capabilities_of(
     """What replicas offer that fit together; at least one target.
 
     Args:
-        targets: see there.
+        targets: that serve texts of one law; at least one.
         drafters: that draft for them; without any, what they draft themselves is used.
         own: what they draft themselves, see `own_drafters`; none where that is not wanted.
         lossy: whether rules that change the law of the text are offered.

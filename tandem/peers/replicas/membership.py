@@ -25,7 +25,7 @@ class Replicas(Generic[C]):
         role: of the service, for sentences.
 
     Args:
-        role: see there.
+        role: of the service, for sentences.
         targets: gRPC targets; those of `dns:///` are looked up again and again.
         make: a client for an address, and the name that it was found by, if by any.
         changed: called whenever a replica may have changed.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from tandem.errors import (
     DrafterLost,
+    Exhausted,
     OutOfTime,
     SequenceIdled,
     ShortDraft,
@@ -39,7 +41,7 @@ class DrafterWithFailover:
 
     It is opened beside the target, or later, when the first draft is wanted; it is let go where
     none has been wanted for long. One that fails is left, and another one, or the same when it is
-    back, is opened behind what was emitted: rounds go on without drafts until then.
+    back, is opened behind what was emitted: rounds go on without drafts until then, or wait for it.
 
     Attributes:
         lost: whether a drafter failed on the way, or was wanted and not there.
@@ -53,6 +55,8 @@ class DrafterWithFailover:
         on_loss: called when the drafter is lost, with why; without, where there is none.
         let_go: called when the drafter serves the text no more.
         most_feedback_bytes: of the target's feedback, to keep for the next draft.
+        wait_for: a fresh sequence as soon as a drafter has room, for a text that waits for its
+            drafter; None where rounds go on without. It may raise TandemError.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class DrafterWithFailover:
         on_loss: Callable[[TandemError | None], None],
         let_go: Callable[[], None],
         most_feedback_bytes: int = 0,
+        wait_for: Callable[[], Awaitable[TextDrafter]] | None = None,
     ) -> None:
         self.lost = False
         self._make = make
@@ -73,6 +78,7 @@ class DrafterWithFailover:
         self._record = record
         self._seconds = seconds
         self._rule = rule
+        self._wait_for = wait_for
         self._on_loss = on_loss
         self._let_go = let_go
         self._opening: asyncio.Task[object] | None = None
@@ -85,19 +91,38 @@ class DrafterWithFailover:
         self._feedback_bytes = 0
         self._most_feedback_bytes = most_feedback_bytes
 
-    def begin(self, *, late: bool = False) -> None:
-        """Open it, in the background.
+    async def begin(self) -> None:
+        """Open it beside the target, in the background; the first round waits until it is open.
 
-        Args:
-            late: rounds go on without drafts until it is open; else the first one waits.
+        Raises:
+            Unavailable: there is none, and the rule cannot go on without.
+            TandemError: the text waits for one, and none had room in time.
+        """
+        self._late = False
+        drafter = self._make() if self._wait_for is None else await self._with_room(self._wait_for)
+        self._open(drafter)
+
+    async def _with_room(self, wait_for: Callable[[], Awaitable[TextDrafter]]) -> TextDrafter:
+        with self._record.stage("open_wait"):
+            return await wait_for()
+
+    def begin_late(self) -> None:
+        """Open it, in the background; rounds go on without drafts until it is open.
 
         Raises:
             Unavailable: there is none, and the rule cannot go on without.
         """
-        self._late, self._untold = late, []
-        self._drafter = self._make()
+        self._late = True
+        self._open(self._make())
+
+    def _open(self, drafter: TextDrafter | None, *, drafts_at_once: bool = False) -> None:
+        self._untold = []
+        self._drafter = drafter
         if self._drafter is not None:
-            self._opening = asyncio.create_task(self._drafter.open(self._prompt()))
+            prompt = self._prompt()
+            if drafts_at_once:  # a draft follows a token that is told with it
+                prompt, self._untold = split_last(prompt)
+            self._opening = asyncio.create_task(self._drafter.open(prompt))
             # A text may end before anyone asks how the opening went.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
             return
@@ -126,7 +151,8 @@ class DrafterWithFailover:
     async def draft(
         self, round_: int, length: int, size: DraftSize, ahead: AheadWay = AheadWay.NOTHING
     ) -> Drafted | None:
-        """A draft, or None: while there is no drafter, or it is opened late.
+        """A draft, or None: while there is no drafter that the text waits for, or it is opened
+        late, and for a round that loses it.
 
         Args:
             round_: number of the round.
@@ -136,6 +162,7 @@ class DrafterWithFailover:
 
         Raises:
             DrafterLost: the rule cannot go on without.
+            TandemError: the text waits for a drafter, and none had room in time, or opened.
             ShortDraft: the rule needs a longer one.
             OutOfTime: the text's deadline came first.
         """
@@ -143,14 +170,10 @@ class DrafterWithFailover:
             self._rest()
             return None
         self._asked = time.monotonic()
-        if self._drafter is None:
-            self.begin(late=True)
-        if self._drafter is None or (self._late and self._opening and not self._opening.done()):
+        if not await self._is_open(round_):
             return None
-        self._record.times.start_round()
+        assert self._drafter is not None
         try:
-            if self._opening is not None:
-                await self._opened(self._opening)
             drafted = await self._drafter.draft(
                 round_,
                 length - len(self._untold),
@@ -163,10 +186,40 @@ class DrafterWithFailover:
             raise
         except TandemError as error:
             self._lose(error, round_)
-            return None
+            return None  # whatever was drafted may be why: none is drafted in its place
         self._untold, self._feedback_bytes = [], 0
         self._feedback.clear()
         return drafted
+
+    async def _is_open(self, round_: int) -> bool:
+        """Whether there is a drafter for this round; a text that waits for its drafter waits."""
+        while True:
+            if self._drafter is None and self._wait_for is not None:
+                self._late = False
+                drafter = await self._with_room(self._wait_for)
+                self._open(drafter, drafts_at_once=True)
+            elif self._drafter is None:
+                self.begin_late()
+            if self._drafter is None or (self._late and self._opening and not self._opening.done()):
+                return False
+            self._record.times.start_round()
+            if self._opening is None:
+                return True
+            try:
+                await self._opened(self._opening)
+            except OutOfTime:
+                raise
+            except TandemError as error:
+                self._lose(error, round_)
+                if self._wait_for is None:
+                    return False
+                if self._losses >= _MOST_LOSSES:
+                    raise DrafterLost(
+                        f"the text waits for its drafter, which failed {self._losses} times; try"
+                        " again, or leave out seed or gamma"
+                    ) from error
+            else:
+                return True
 
     def _rest(self) -> None:
         """Let a drafter go that has not been asked for long."""
@@ -190,7 +243,8 @@ class DrafterWithFailover:
 
     def _lose(self, error: TandemError, round_: int) -> None:
         _log.warning("drafter lost", error=str(error), notes=notes_of(error), round=round_)
-        self._losses += 1
+        # A text that waits for room is refused as often as it takes.
+        self._losses += not (isinstance(error, Exhausted) and self._wait_for is not None)
         self.lost = True
         if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
             self._on_loss(error)
@@ -211,3 +265,15 @@ class DrafterWithFailover:
             self._opening.cancel()
         if self._drafter is not None:
             self._drafter.cancel()
+
+
+def split_last(prompt: Prompt) -> tuple[Prompt, list[int]]:
+    """What opens a sequence one token earlier, and this token."""
+    *before, last = prompt.token_ids
+    earlier = replace(
+        prompt,
+        token_ids=before,
+        max_new_tokens=prompt.max_new_tokens + 1,
+        emitted_tokens=prompt.emitted_tokens - 1,
+    )
+    return earlier, [last]

@@ -38,6 +38,7 @@ class Request:
         special_tokens: whether the tokenizer adds its own to the prompt, a BOS for instance.
         bad_strings: that may not come.
         log_probs: that come with the tokens; None for none.
+        seeded: whether the seed is the caller's.
     """
 
     sampling: Sampling
@@ -59,6 +60,7 @@ class Request:
     bad_strings: Sequence[str] = ()
     log_probs: LogProbsWanted | None = None
     chat: Sequence[Mapping[str, str]] = ()
+    seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class Generation:
         verifier_options: of the rule, by their names, all of them.
         log_probs: that come with the tokens; None for none.
         beside: nodes that the target holds beside those of `sizes`, for probes.
+        waits_for_drafter: whether no round begins without a drafter, since the caller named a seed
+            and a draft length, which repeat a text only so.
     """
 
     request_id: str
@@ -131,6 +135,7 @@ class Generation:
     verifier_options: Mapping[str, float] = field(default_factory=dict)
     log_probs: LogProbsWanted | None = None
     beside: int = 0
+    waits_for_drafter: bool = False
 
     @property
     def most_nodes(self) -> int:

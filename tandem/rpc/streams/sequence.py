@@ -91,10 +91,10 @@ class ServedSequence(ABC, Generic[Q, R]):
 
     Attributes:
         request_id: of the text, once it is open.
-        state: see there.
+        state: where it is in its life.
         many_answers: the step that has several, which `say` takes; it has no span here, since its
             caller makes one of each answer.
-        say: see there.
+        say: sends an answer of the step in `many_answers`.
     """
 
     many_answers: ClassVar[str] = ""

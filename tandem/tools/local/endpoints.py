@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _PEERS = "TANDEM_ORCHESTRATOR_PEER_"
 _FILES = ("CA", "CERT", "KEY")
+_claims: list[socket.socket] = []
 
 
 def endpoint_of(
@@ -72,7 +74,8 @@ def _tls(prefix: str, paths: list[str]) -> ClientTls:
 
 
 def free_or_other(listen: str, given: Collection[str] = ()) -> str:
-    """An address, or another port of its host where it is taken.
+    """An address, or another port of its host where it is taken, or was returned to a process that
+    still runs: its service may not listen yet.
 
     Args:
         listen: the address.
@@ -85,7 +88,24 @@ def free_or_other(listen: str, given: Collection[str] = ()) -> str:
         require_free(listen)
     except Misconfigured:
         return f"{host}:0"
-    return listen
+    return listen if _claim(listen) else f"{host}:0"
+
+
+def _claim(listen: str) -> bool:
+    """Keep an address from other callers until this process ends; False where one of them has it.
+
+    A name of Linux's abstract sockets is taken by one process at a time, and is given back with it.
+    """
+    if sys.platform != "linux":
+        return True
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0tandem {listen}")
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True
 
 
 def require_free(listen: str, option: str = "--listen") -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.front.grpc_messages import _stages_to
+from orchestrator.front.grpc.messages import _stages_to
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import sizes
 from tandem.drafter.v1 import drafter_pb2

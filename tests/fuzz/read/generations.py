@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.front.grpc_messages import request_from
+from orchestrator.front.grpc.messages import request_from
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.validation import Validator, request_id_of
 from orchestrator.text.codec import TextCodec

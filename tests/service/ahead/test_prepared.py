@@ -78,7 +78,9 @@ class Patience:
 
         def behind(preparing: Any, request: Any, draft: Any) -> None:
             begin(preparing, request, draft)
-            self._begun[preparing._request_id, request.round].set_result(preparing._job)
+            begun = self._begun[preparing._request_id, request.round]
+            if not begun.done():  # all probes of a drafter have one name
+                begun.set_result(preparing._job)
 
         def sends(preparing: Any, *job: Any) -> None:
             self._sent += preparing._asked is not None

@@ -178,11 +178,12 @@ async def test_too_many_texts_for_the_drafter_go_on_undrafted(stack: Stack) -> N
         await call.write(open_draft())
         await call.read()
         drafter_calls.append(call)
-    reply = await complete(stack, generation())
+    reply = await complete(stack, generation(sampling=common_pb2.Sampling()))
     assert reply.summary.drafter_lost
     assert len(reply.token_ids) == 16
+    speculation = {"gamma": 3, "verifier": "greedy_block"}
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await complete(stack, generation(speculation={"gamma": 3, "verifier": "greedy_block"}))
+        await complete(stack, generation(sampling=None, speculation=speculation))
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
     assert "greedy_block" in str(refused.value.details())
     for call in drafter_calls:

@@ -81,7 +81,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
         pool = ReplicaPool(settings)
         await pool.begin()
         budget = RetryBudget(1.0, lambda: 1)
-        peers = PeersOfText(pool, pool.capabilities, None, budget, 0.0, TextRecord())
+        peers = PeersOfText(pool, pool.capabilities, None, budget, settings, TextRecord())
         law = pool.capabilities.law
         drafter = pool.pick_drafter(law, "")
         for sequence in (await peers.target(), peers.drafter()):

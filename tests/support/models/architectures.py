@@ -307,6 +307,11 @@ OpenVINO (`ENGINE`, on a CPU) is tested against the same logits for all of them 
 Gemma 2, whose attention scores are capped, the service logs a warning and uses torch. Trees of
 models with sliding windows also run with torch.
 
+A target never draws ids that its tokenizer has no token for: rows that pad the model's vocabulary
+(Qwen, Phi), and holes in it. They are no text. This is a part of the law: all other ids keep their
+ratios, and log probabilities are those of the rest. `TANDEM_TARGET_PADDED_IDS=keep` serves the
+model's own distribution; texts then equal those of `transformers` also where such an id is drawn.
+
 A checkpoint with `longrope` is served up to its original length, for instance 4,096 positions for
 a Phi-3 checkpoint of 128k tokens. Beyond it, `transformers` would switch the frequencies of the
 whole batch.

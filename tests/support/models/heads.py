@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from tandem.drafting.heads.head import OfHead
 from tandem.drafting.methods import METHODS
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, Source
+from tandem.inference.heads.head import Head, HeadSource, Room
 from tandem.inference.heads.load import FAMILIES
 
 HEADS = 3
@@ -160,9 +160,9 @@ class Weights(HeadFiles):
         return dict(self.weights)
 
 
-def source_of(files: HeadFiles, room: Room = _ROOM, device: str = "cpu") -> Source:
+def source_of(files: HeadFiles, room: Room = _ROOM, device: str = "cpu") -> HeadSource:
     """A head that needs nothing of its target."""
-    return Source(files, None, "", torch.device(device), torch.float32, room)
+    return HeadSource(files, None, "", torch.device(device), torch.float32, room)
 
 
 def random_head(method: str, model: PreTrainedModel, seed: int = 5, device: str = "cpu") -> Head:

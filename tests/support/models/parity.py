@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import VOCAB_SIZE, WINDOW, Architecture, build
 
 TOLERANCE = 1e-4
@@ -25,7 +26,7 @@ LENGTHS = (3, WINDOW, 21, 40)
 def load(model: PreTrainedModel, engine: EngineName = "openvino") -> tuple[Decoder, list[str]]:
     """A decoder of a model with its fastest back end, and the reasons in its warnings."""
     with capture_logs() as logs:
-        decoder = Decoder(model, "tiny", cache_tokens=512, engine=engine)
+        decoder = decoder_over(model, "tiny", cache_tokens=512, engine=engine)
         decoder.improve()
     return decoder, [str(line["reason"]) for line in logs if line["log_level"] == "warning"]
 
@@ -85,7 +86,11 @@ def ragged_rows(decoder: Decoder, texts: Sequence[Sequence[int]]) -> tuple[Rows,
             keep = rng.choice((len(news), rng.randint(0, len(news))))
             wrong = [(token_id + 1) % VOCAB_SIZE for token_id in news[keep:]]
             wanted = len(news) if every_row else rng.randint(0, len(news))
-            told = rng.choice((0, len(news), rng.randint(0, len(news)))) if decoder.of_layers else 0
+            told = (
+                rng.choice((0, len(news), rng.randint(0, len(news))))
+                if decoder.about.of_layers
+                else 0
+            )
             feeds.append(Feed(cache, [*news[:keep], *wrong], wanted, states=told))
             kept.append((found, cache.length + keep))
         output = decoder.forward(feeds)
@@ -115,7 +120,7 @@ def expected_logits(row: Architecture) -> list[Tensor]:
 def worst_difference(row: Architecture, engine: EngineName = "torch") -> float:
     texts = random_texts()
     expected = expected_logits(row)
-    decoder = Decoder(build(row), row.name, cache_tokens=256, engine=engine)
+    decoder = decoder_over(build(row), row.name, cache_tokens=256, engine=engine)
     assert engine in ("auto", decoder.engine)
     found = ragged_logits(decoder, texts)
     assert torch.cat(expected).std() > 1, "too flat to show a difference"
@@ -136,7 +141,7 @@ def worst_with_states(row: Architecture, engine: EngineName = "torch") -> tuple[
     assert torch.cat(logits).std() > 1, "too flat to show a difference"
     spread = torch.cat(expected).std((0, 2))[:, None]
     states_of = "0,1,last" if len(expected[0][0]) > 2 else "0,last"
-    decoder = Decoder(model, row.name, cache_tokens=256, engine=engine, states_of=states_of)
+    decoder = decoder_over(model, row.name, cache_tokens=256, engine=engine, states_of=states_of)
     assert engine == decoder.engine
     rows, states = ragged_rows(decoder, texts)
     worst = float(differences(logits, rows).max())

@@ -20,6 +20,7 @@ from tandem.speculation.probes import Probes
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc.round import TargetRequest, TargetSequence, open_, verify
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import VOCAB_SIZE, Architecture, build
 
 EXTRA = 3
@@ -39,7 +40,7 @@ def decoder_of(row: Architecture, engine: Any = "torch", **options: Any) -> Deco
     model = build(row, **options)
     width = model.get_input_embeddings().weight.shape[1]
     rows = torch.randn(EXTRA, width, generator=torch.Generator().manual_seed(4)) * 0.3
-    return Decoder(
+    return decoder_over(
         model, "target", cache_tokens=512, engine=engine, trees=True, extra_embeddings=rows
     )
 

@@ -22,10 +22,10 @@ from tandem.engine.answers import Decision
 from tandem.engine.asks import DrawTogether, Score, Steps, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
-from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
+from tandem.inference.model import Model
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
 from tandem.speculation.prepared_outcome import PreparedOutcome
@@ -34,6 +34,7 @@ from tandem.speculation.tree import DraftSize
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetRequest, TargetSequence
+from tests.support.decoders import decoder_over
 from tests.support.models.heads import random_head
 
 VOCAB_SIZE = 5
@@ -166,7 +167,7 @@ def make_target(
     if probe_tokens:
         torch.manual_seed(5)
         extra = torch.randn(probe_tokens, model.config.hidden_size)
-    decoder = Decoder(
+    decoder = decoder_over(
         model,
         "target",
         cache_tokens=cache_tokens,
@@ -187,7 +188,7 @@ def make_drafter(
     engine: EngineName = "torch",
 ) -> DrafterEngine:
     """A drafter's engine over a model, not started."""
-    decoder = Decoder(model, "drafter", cache_tokens=cache_tokens, engine=engine)
+    decoder = decoder_over(model, "drafter", cache_tokens=cache_tokens, engine=engine)
     return DrafterEngine(decoder, places, budget)
 
 
@@ -200,7 +201,7 @@ def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEn
     models: list[Model] = [
         random_head(name, random_llama(1))
         if checkpoint.head
-        else Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
+        else decoder_over(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
         for seed, checkpoint in enumerate(recipe.checkpoints or (Checkpoint(),), 2)
     ]
     engine = DrafterEngine(models[0], _PLACES, _BUDGET, models[1:])

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from tandem.inference.decoder import Decoder
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import LLAMA, build
 
 WATCHED = ("os.fork", "socket.connect", "socket.getaddrinfo", "subprocess.Popen")
@@ -30,7 +30,7 @@ def main() -> None:
     sys.stdout.write(f"{', '.join(asked) or 'nothing'}\n")
     sys.stdout.flush()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-    passes = [Decoder(build(LLAMA), "tiny", cache_tokens=64, engine="openvino")]
+    passes = [decoder_over(build(LLAMA), "tiny", cache_tokens=64, engine="openvino")]
 
     def give_up() -> None:
         passes.clear()

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from tandem.inference.decoder import Decoder
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 from tests.support.models.parity import (
     TOLERANCE,
@@ -50,7 +51,7 @@ def sized(row: Architecture, **options: Any) -> PreTrainedModel:
 
 def on_the_gpu(model: PreTrainedModel, rows: int = ROWS, states_of: str = "none") -> Decoder:
     """A decoder that attends in one call, with graphs, unless a warning says why not."""
-    return Decoder(
+    return decoder_over(
         model.to("cuda"),
         "tiny",
         cache_tokens=8192,

@@ -28,6 +28,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit
+from tests.support.decoders import decoder_over
 from tests.unit.inference.passes.fake_device import (
     GREEDY,
     PLAIN,
@@ -54,7 +55,7 @@ Waits = Callable[[], tuple[int, int]]
 def on_the_gpu(seed: int) -> Decoder:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIG).to("cuda")
-    return Decoder(model, "tiny", cache_tokens=2048, trees=True, graph_rows=16, longest=64)
+    return decoder_over(model, "tiny", cache_tokens=2048, trees=True, graph_rows=16, longest=64)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tandem.inference.feed import Feed
 from tandem.inference.heads.head import Head, Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tests.support.models.heads import (
     eagle_config,
     random_eagle,
@@ -160,7 +161,9 @@ def computed(name: str, target: Path, folder: Path) -> tuple[Head, Calls]:
         env=os.environ | {"VLLM_CACHE_ROOT": str(folder / "cache")},
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    loaded = load_head(str(head), family, str(target), "cpu", "float32", Room(64, 64))
+    loaded = load_head(
+        CheckpointSource(str(head), "cpu", "float32"), family, str(target), Room(64, 64)
+    )
     return loaded, Calls(out)
 
 

@@ -196,7 +196,7 @@ def test_a_service_tells_its_recipe_without_places(
     assert str(tmp_path) not in loaded.recipe
     assert str(drafter.parent) not in loaded.recipe
     assert loaded.info.max_nodes == 12
-    assert loaded.info.parameters == sum(model.parameters for model in loaded.models)
+    assert loaded.info.parameters == sum(model.about.parameters for model in loaded.models)
     # Other weights of the same name draft otherwise: no replica.
     other = save_random_llama(tmp_path / second.name, 7)
     recipe = written(tmp_path, FOREST.replace("somewhere/second", str(other)))

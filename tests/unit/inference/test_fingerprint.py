@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.errors import Unavailable
-from tandem.inference.decoder import Decoder
+from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
 from tandem.serving.fingerprint import fingerprint_of, require_same
 
 DRAFTER = Path("models/drafter")
 
 
 def of(folder: Path, dtype: str = "float32") -> str:
-    return Decoder.load(str(folder), "cpu", dtype, 64, engine="torch").fingerprint
+    return read_checkpoint(CheckpointSource(str(folder), "cpu", dtype)).about.fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +34,19 @@ def copy(tmp_path: Path) -> Path:
 def test_that_of_the_weights_is_the_same_in_float32_and_bfloat16(original: str, copy: Path) -> None:
     """A head is made for weights, whoever computes them; rounded to bfloat16 they are the same."""
     whole, half, least = (
-        Decoder.load(str(copy), "cpu", dtype, 64, engine="torch")
+        read_checkpoint(CheckpointSource(str(copy), "cpu", dtype))
         for dtype in ("float32", "bfloat16", "float16")
     )
-    assert whole.fingerprint == original
-    assert whole.weights_fingerprint == half.weights_fingerprint
-    assert len({one.fingerprint for one in (whole, half, least)}) == 3
-    assert whole.weights_fingerprint not in ("", whole.fingerprint)
+    assert whole.about.fingerprint == original
+    assert whole.about.weights_fingerprint == half.about.weights_fingerprint
+    assert len({one.about.fingerprint for one in (whole, half, least)}) == 3
+    assert whole.about.weights_fingerprint not in ("", whole.about.fingerprint)
     model = AutoModelForCausalLM.from_pretrained(copy, dtype="auto")
     with torch.no_grad():
         model.get_input_embeddings().weight[0] *= 1.1
     model.save_pretrained(copy)
-    changed = Decoder.load(str(copy), "cpu", "bfloat16", 64, engine="torch")
-    assert changed.weights_fingerprint != half.weights_fingerprint
+    changed = read_checkpoint(CheckpointSource(str(copy), "cpu", "bfloat16"))
+    assert changed.about.weights_fingerprint != half.about.weights_fingerprint
 
 
 def test_a_copy_has_the_same(original: str, copy: Path) -> None:

@@ -20,6 +20,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.hidden_states import layers_from
 from tandem.inference.passes import torch_llama
+from tests.support.decoders import decoder_over
 from tests.support.devices.recording import Recording
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import random_texts
@@ -68,8 +69,8 @@ def test_who_asks_for_none_pays_for_none(
     row: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "choose_layout", lambda _: None)  # by a measurement
-    without = operators(Decoder(build(row), "tiny"), 0)
-    decoder = Decoder(build(row), "tiny", states_of="1,2,last")
+    without = operators(decoder_over(build(row), "tiny"), 0)
+    decoder = decoder_over(build(row), "tiny", states_of="1,2,last")
     assert operators(decoder, 0) == without
     added = Counter(operators(decoder, 2)) - Counter(without)
     assert added["aten.index_select.default"] == 3, "one a layer"
@@ -78,7 +79,7 @@ def test_who_asks_for_none_pays_for_none(
 
 @BOTH
 def test_a_decoder_that_was_loaded_for_none_gives_none(row: Architecture) -> None:
-    decoder = Decoder(build(row), "tiny")
+    decoder = decoder_over(build(row), "tiny")
     cache = decoder.reserve(8)
     assert cache is not None
     with pytest.raises(ValueError, match="gives no hidden states"):
@@ -96,13 +97,13 @@ def test_the_start_refuses_other_states(part: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(torch_llama, "stack_states", wrong)
     with pytest.raises(StartupError, match="differs from a plain pass"):
-        Decoder(build(LLAMA), "tiny", states_of="1,2")
+        decoder_over(build(LLAMA), "tiny", states_of="1,2")
 
 
 def test_the_last_one_is_the_second_behind_the_final_norm() -> None:
     model, (text, *_) = build(LLAMA), random_texts()
     norm, head = model.model.norm, model.lm_head
-    decoder = Decoder(model, "tiny", states_of="2,last")
+    decoder = decoder_over(model, "tiny", states_of="2,last")
     cache = decoder.reserve(len(text))
     assert cache is not None
     with torch.inference_mode():
@@ -118,7 +119,7 @@ def test_the_last_one_is_the_second_behind_the_final_norm() -> None:
 def test_those_of_a_prompts_end_are_kept_chunk_by_chunk(chunk: int) -> None:
     """Of as many positions as were asked for, however the prompt came in; beside another text that
     asks for none."""
-    decoder = Decoder(build(LLAMA), "tiny", states_of="1,last")
+    decoder = decoder_over(build(LLAMA), "tiny", states_of="1,last")
     texts = [[i * 7 % 60 for i in range(20)], [5, 1, 4], [3] * 9]
     wanted = [11, 3, 0]
     jobs = []

@@ -43,7 +43,7 @@ def test_extra_rows_leave_an_output_matrix_alone_that_is_the_embedding(engine: A
     texts = [[5, 17, 3, 80, 41, 9]]
     expected = plain_logits(build(LLAMA, tie_word_embeddings=True), texts)
     decoder = decoder_of(LLAMA, engine, tie_word_embeddings=True)
-    assert (decoder.probe_tokens, decoder.engine) == (3, engine)
+    assert (decoder.about.probe_tokens, decoder.engine) == (3, engine)
     found = ragged_logits(decoder, texts)
     assert float(differences(expected, found).max()) < TOLERANCE
     kept, _ = rounds_of(decoder, drafts()["tree"])

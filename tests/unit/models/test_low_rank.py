@@ -10,7 +10,7 @@ from models.zoo.training import texts
 from models.zoo.training.low_rank import LowRank, adapted
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.adapter import merge_adapter
-from tandem.inference.loading.checkpoint import read_model
+from tandem.inference.loading.weights import read_model
 from tests.support.repository import ROOT
 
 PAIR = ROOT / "models"

@@ -33,6 +33,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
+from tests.support.decoders import decoder_over
 from tests.support.models.tiny import random_llama
 
 # Of the target; drafters may know fewer ids, or more.
@@ -65,7 +66,7 @@ def decoders() -> dict[int, Decoder]:
     target = random_llama(0, VOCAB_SIZE)
     models = {0: target} | {size: _like(target, size) for size in (30, 40, 50)}
     return {
-        key: Decoder(model, str(key), cache_tokens=1024, engine="torch")
+        key: decoder_over(model, str(key), cache_tokens=1024, engine="torch")
         for key, model in models.items()
     }
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_otel")
 
 def test_where_nobody_reads_nothing_is_even_imported() -> None:
     code = (
-        "import sys; import orchestrator.front.grpc, drafter_svc.servicer;"
+        "import sys; import orchestrator.front.grpc.servicer, drafter_svc.servicer;"
         "from tandem.telemetry.metrics.readers import metering_of;"
         "assert metering_of('orchestrator', None) is None;"
         "assert 'prometheus_client' not in sys.modules;"

@@ -86,8 +86,8 @@ def grammars_of(
     """The grammars that a body asks for, by the fields that do.
 
     Args:
-        response_format: of the body, as the next one.
-        structured: see there.
+        response_format: of the body.
+        structured: the body's structured_outputs.
         guided: its fields of older names.
 
     Raises:

@@ -229,10 +229,8 @@ class Generating(Body):
             "top_k": 0 if self.top_k == -1 else self.top_k,
         }
         # Other servers say -1 where they draw a seed. The last one is followed by the first.
-        if self.seed is None or self.seed == _DRAWN:
-            seed = new_seed()
-        else:
-            seed = (self.seed + choice) % (MAX_SEED + 1)
+        wanted = None if self.seed == _DRAWN else self.seed
+        seed = new_seed() if wanted is None else (wanted + choice) % (MAX_SEED + 1)
         try:
             sampling = Sampling(
                 **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
@@ -259,6 +257,7 @@ class Generating(Body):
             special_tokens=special,
             bad_strings=self.bad_words or (),
             log_probs=self.log_probs,
+            seeded=wanted is not None,
         )
 
     def _shaping(self) -> Shaping:

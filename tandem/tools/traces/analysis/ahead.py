@@ -30,7 +30,7 @@ class RecordedAhead:
         """Count a request's rounds.
 
         Args:
-            request: see there.
+            request: with its spans.
             path: its segments.
         """
         segments = [each for each in path if each.stage.name.startswith("draft.")]

@@ -183,3 +183,20 @@ def test_argmax_drafts_with_a_softmax_row_are_seen(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tables.Answering, "_draw", likeliest)
     enumeration = made(MODEL)
     assert enumeration.error(VERIFIERS["token"]) > 0.05
+
+
+def test_what_keeps_and_what_corrects_have_numbers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The enumeration answers for any numbers, and would not see two that are one."""
+    seen: list[list[float]] = []
+
+    def noting(self: Any, ask: Review, own: Any) -> Reviewed:
+        seen.append(ask.uniforms.tolist())
+        reviewed: Reviewed = own()
+        return reviewed
+
+    answered(monkeypatch, noting)
+    made(cascade(), length=3).error(VERIFIERS["token"])
+    assert max(map(len, seen)) == 3
+    assert all(len(set(numbers)) == len(numbers) for numbers in seen)

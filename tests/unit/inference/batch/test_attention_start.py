@@ -17,10 +17,10 @@ from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.check.plain import difference
 from tandem.inference.check.texts import ordinary_tokens
-from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.output import PassOutput
 from tandem.inference.passes import one_call
+from tests.support.decoders import decoder_over
 from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
 from tests.support.models.architectures import (
     SMALL,
@@ -42,7 +42,7 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_former_holder_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A text whose numbers were not finite must not reach whoever has its extent next."""
     monkeypatch.setattr(flex, "flex_attention", as_a_device_reads)
-    decoder = Decoder(build(SMALL), "tiny", cache_tokens=4 * BLOCK)
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=4 * BLOCK)
     caches = [decoder.reserve(BLOCK) for _ in range(2)]
     feeds = [Feed(cache, [1, 2, 3], 3) for cache in caches if cache is not None]
     with torch.inference_mode():
@@ -124,7 +124,9 @@ def test_what_does_not_fit_into_shared_memory_is_one_warning_and_one_call_a_text
         tokens = ordinary_tokens(VOCAB_SIZE, 5)
         (rows,) = plain_logits(model, [tokens])
         with capture_logs() as logs:
-            decoder = Decoder(model, "tiny", cache_tokens=4 * BLOCK, graph_rows=16, longest=BLOCK)
+            decoder = decoder_over(
+                model, "tiny", cache_tokens=4 * BLOCK, graph_rows=16, longest=BLOCK
+            )
         (warning,) = [line for line in logs if line["log_level"] == "warning"]
         assert "out of resource: shared memory" in warning["reason"]
         assert rows_computed == {FEW}
@@ -158,7 +160,7 @@ def test_a_process_compiles_for_several_models(
     with capture_logs() as logs, torch._dynamo.config.patch({limit: 2}):
         for dtype in (torch.float32, torch.float16):
             model = build(SMALL).to(dtype)
-            decoder = Decoder(model, "tiny", cache_tokens=BLOCK)
+            decoder = decoder_over(model, "tiny", cache_tokens=BLOCK)
             found.append(decoder._backends.current.in_one_call)
     warnings = [line["reason"] for line in logs if line["log_level"] == "warning"]
     assert found == [True, all_compiled]
@@ -181,7 +183,7 @@ def test_the_start_feeds_what_is_compiled_apart(monkeypatch: pytest.MonkeyPatch)
         return mask
 
     monkeypatch.setattr(Tiles, "mask", noting)
-    Decoder(build(SMALL), "tiny", cache_tokens=BLOCK)
+    decoder_over(build(SMALL), "tiny", cache_tokens=BLOCK)
     of_few = {(FEW, many_rows, many) for many_rows in (False, True) for many in (False, True)}
     assert kinds == of_few | {(MANY, True, False), (MANY, True, True)}
 
@@ -198,7 +200,7 @@ def test_what_is_served_by_another_thread_is_compiled_too(
     compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     monkeypatch.setattr(flex, "flex_attention", compiled)
     monkeypatch.setattr(one_call, "_compile", lambda *_: None)  # the probe's batches are enough
-    decoder = Decoder(build(SMALL), "tiny", cache_tokens=4 * BLOCK)
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=4 * BLOCK)
     # A kind of batch that the start, without trees, has not fed.
     decoder._backends.current.branches_in_one_call = True
     caches = [cache for cache in (decoder.reserve(BLOCK, 4) for _ in range(2)) if cache]

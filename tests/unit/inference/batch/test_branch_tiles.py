@@ -19,13 +19,13 @@ from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
-from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
+from tests.support.decoders import decoder_over
 from tests.support.devices.flex import BLOCK, Kernel, as_a_device_reads, without_compiler
 from tests.support.devices.recording import Recorder
 from tests.support.devices.states import empty_pool, states_of
@@ -62,13 +62,13 @@ def test_a_device_takes_trees_in_one_call_if_it_was_told_of_them(
 ) -> None:
     model, trees = build(one_layer(row), **narrow(row)), random_trees(5)[:10]
     expected = plain_rows(model, trees)
-    decoder = Decoder(model, "tiny", cache_tokens=40 * BLOCK, trees=at_once)
+    decoder = decoder_over(model, "tiny", cache_tokens=40 * BLOCK, trees=at_once)
     assert decoder.takes_trees
     kernel.calls = 0
     found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
     assert worst_of(expected, found) < TOLERANCE
     # In each layer the prompts and what comes behind the kept paths, and the two feeds between.
-    assert kernel.calls == decoder.layers * (4 if at_once else 2)
+    assert kernel.calls == decoder.about.layers * (4 if at_once else 2)
 
 
 def test_graphs_leave_trees_alone(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
@@ -76,7 +76,7 @@ def test_graphs_leave_trees_alone(monkeypatch: pytest.MonkeyPatch, kernel: Kerne
     monkeypatch.setattr(graph, "capture", recorder)
     model, trees = build(SMALL), random_trees(6)[:4]
     expected = plain_rows(model, trees)
-    decoder = Decoder(model, "tiny", cache_tokens=40 * BLOCK, graph_rows=16, longest=5 * BLOCK)
+    decoder = decoder_over(model, "tiny", cache_tokens=40 * BLOCK, graph_rows=16, longest=5 * BLOCK)
     at_start = recorder.replays
     assert worst_of(expected, tree_rows(decoder, trees)) < TOLERANCE
     assert recorder.replays in (at_start, at_start + 1, at_start + 2), "chains are graphs"
@@ -213,7 +213,7 @@ def test_what_does_not_compile_for_trees_is_one_warning_and_chains_are_one_call(
 
     monkeypatch.setattr(branch_tiles.BranchTiles, "_make", refuse)
     with capture_logs() as logs:
-        decoder = Decoder(build(SMALL), "tiny", cache_tokens=4 * BLOCK, trees=True)
+        decoder = decoder_over(build(SMALL), "tiny", cache_tokens=4 * BLOCK, trees=True)
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert warning["reason"] == "NotImplementedError: NYI: gathers"
     backend = decoder._backends.current
@@ -235,7 +235,7 @@ def test_what_the_start_compiled_serves_every_batch(
     counting = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     monkeypatch.setattr(flex, "flex_attention", counting)
     model = build(SMALL)
-    decoder = Decoder(model, "tiny", cache_tokens=64 * BLOCK, trees=True)
+    decoder = decoder_over(model, "tiny", cache_tokens=64 * BLOCK, trees=True)
     at_start = len(compiled)
     assert at_start >= 4  # for chains and for trees, one for each size of a tile
     assert decoder._backends.current.branches_in_one_call

@@ -16,9 +16,9 @@ from tandem.errors import StartupError
 from tandem.inference import decoder as decoder_module
 from tandem.inference.choice import choose as choice
 from tandem.inference.choice import speed
-from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend
+from tests.support.decoders import decoder_over
 from tests.support.devices.bfloat16 import needs_units
 from tests.support.models.architectures import SMALL, SUPPORTED, build
 from tests.support.models.parity import (
@@ -151,7 +151,7 @@ def test_the_faster_one_is_taken(gain: float, engine: str, monkeypatch: pytest.M
     monkeypatch.setattr(speed, "speeds_of", lambda *_: [1.0, gain])
     texts = random_texts()
     expected = plain_logits(build(SMALL), texts)
-    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine="auto")
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine="auto")
     assert (decoder.engine, decoder.improving) == ("torch", True), "it serves at once"
     decoder.improve()
     assert (decoder.engine, decoder.improving) == (engine, False)
@@ -193,7 +193,7 @@ def test_a_sequence_stays_where_it_began(model_type: str) -> None:
     row = next(row for row in SUPPORTED if row.model_type == model_type)
     text = random_texts()[-1]
     (expected,) = plain_logits(build(row), [text])
-    decoder = Decoder(build(row), "tiny", cache_tokens=128, engine="auto")
+    decoder = decoder_over(build(row), "tiny", cache_tokens=128, engine="auto")
     first, (earlier,) = decoder.reserve(64), decoder._backends._all
     assert first is not None
     decoder.forward([Feed(first, text[:10], 0)])
@@ -219,7 +219,7 @@ def test_a_drafter_takes_the_fastest_dtype(
     engine: choice.EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
     assert decoder.dtype == "float32"
     decoder.improve()
     assert decoder.dtype == "bfloat16"
@@ -227,7 +227,7 @@ def test_a_drafter_takes_the_fastest_dtype(
     expected = plain_logits(build(SMALL), texts)
     rounding = differences(expected, ragged_logits(decoder, texts)).mean()
     assert 0 < rounding < 0.1 * torch.cat(expected).std()
-    again = Decoder(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
+    again = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
     assert (again.dtype, again.engine) == ("bfloat16", decoder.engine), "it is remembered"
     assert not again.improving
 
@@ -235,7 +235,7 @@ def test_a_drafter_takes_the_fastest_dtype(
 @pytest.mark.usefixtures("empty_cache", "faster")
 def test_without_bfloat16_units_no_other_dtype_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine="torch", drafts=True)
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine="torch", drafts=True)
     assert not decoder.improving
 
 
@@ -245,7 +245,7 @@ def test_a_small_drafter_is_not_warned_of_what_its_one_thread_cannot(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     with capture_logs() as logs:
-        Decoder(build(SMALL), "tiny", cache_tokens=512, engine="auto", drafts=True).improve()
+        decoder_over(build(SMALL), "tiny", cache_tokens=512, engine="auto", drafts=True).improve()
     assert not [line for line in logs if line["log_level"] == "warning"]
 
 
@@ -267,7 +267,7 @@ def test_a_trial_that_fails_leaves_what_serves(fault: str, monkeypatch: pytest.M
 def test_it_serves_while_it_is_tried() -> None:
     texts = random_texts()
     expected = plain_logits(build(SMALL), texts)
-    decoder = Decoder(build(SMALL), "tiny", cache_tokens=512, engine="auto")
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine="auto")
     trial = threading.Thread(target=decoder.improve)
     trial.start()
     rounds = 0

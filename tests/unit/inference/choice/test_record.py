@@ -17,7 +17,7 @@ from tandem.inference.choice import choose as choice
 from tandem.inference.choice.choose import choose_backend
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.choice.speed import profile_of
-from tandem.inference.decoder import Decoder
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import LLAMA, build
 from tests.support.models.tiny import random_llama
 
@@ -121,7 +121,7 @@ def test_what_crashed_is_left_to_torch(folder: Path, engine: choice.EngineName) 
     for _ in range(3):
         found.begin()
     with capture_logs() as logs:
-        decoder = Decoder(model, "tiny", engine=engine)
+        decoder = decoder_over(model, "tiny", engine=engine)
         decoder.improve()
     assert decoder.engine == "torch"
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
@@ -129,7 +129,7 @@ def test_what_crashed_is_left_to_torch(folder: Path, engine: choice.EngineName) 
 
 
 def test_what_passes_take_is_measured_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(random_llama(1), "tiny", at_most=2048)
+    decoder = decoder_over(random_llama(1), "tiny", at_most=2048)
     assert not decoder.pass_times
     decoder.measure(4096)
     assert {(sequences, rows) for sequences, rows, _ in decoder.pass_times} >= {(1, 1), (1, 5)}
@@ -137,7 +137,7 @@ def test_what_passes_take_is_measured_once(folder: Path, monkeypatch: pytest.Mon
     assert decoder.free_positions == decoder.positions
     assert not decoder.forward_passes, "no pass that serves"
     monkeypatch.setattr(decoder_module, "profile_of", None)
-    again = Decoder(random_llama(1), "tiny", at_most=2048)
+    again = decoder_over(random_llama(1), "tiny", at_most=2048)
     again.measure(4096)
     assert again.pass_times == decoder.pass_times
     StartRecord(random_llama(1), torch.get_num_threads(), "torch", False).measured("x", 2.0)
@@ -147,7 +147,7 @@ def test_what_passes_take_is_measured_once(folder: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("positions", "known"), [(16, set()), (100, {1}), (400, {1, 4})])
 def test_passes_are_measured_as_far_as_the_memory_reaches(positions: int, known: set[int]) -> None:
-    decoder = Decoder(random_llama(1), "tiny", at_most=positions)
+    decoder = decoder_over(random_llama(1), "tiny", at_most=positions)
     with torch.inference_mode():
         passes = profile_of(decoder._backends.current, 64)
     assert decoder.free_positions == decoder.positions

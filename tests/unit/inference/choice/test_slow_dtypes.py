@@ -9,7 +9,7 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.inference.choice import speed
-from tandem.inference.decoder import Decoder
+from tests.support.decoders import decoder_over
 from tests.support.models.tiny import random_llama
 
 
@@ -44,7 +44,7 @@ def test_it_is_one_warning(
         patch.setattr(speed, "linear", clock.linear)
         patch.setattr(speed, "time", clock)
         with capture_logs() as logs:
-            Decoder(model, "tiny")
+            decoder_over(model, "tiny")
     warned = [line for line in logs if line["log_level"] == "warning"]
     assert [line["times_as_slow"] for line in warned] == said
     assert all("DTYPE=float32 is faster" in line["event"] for line in warned)

@@ -216,5 +216,5 @@ def test_other_weights_have_another_fingerprint() -> None:
     config, tensors = eagle("eagle")
     head = head_of(config, tensors)
     other = head_of(config, tensors | {"fc.weight": tensors["fc.weight"] + 1})
-    assert head.fingerprint != other.fingerprint
+    assert head.about.fingerprint != other.about.fingerprint
     assert replace(Weights(Path("a"), "eagle", config, tensors)).own == {"target_layers": LAYERS}

@@ -15,6 +15,7 @@ from tandem.errors import StartupError
 from tandem.inference.heads.files import head_files
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import FAMILIES, load_head
+from tandem.inference.loading.checkpoint import CheckpointSource
 from tests.support.models.heads import save_random_head
 from tests.support.models.tiny import random_llama, save_random_llama
 from tests.support.repository import ROOT
@@ -26,7 +27,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def loaded(head: Path, family: str, target: str | Path) -> Any:
-    return load_head(str(head), family, str(target), "cpu", "auto", Room(128, 128))
+    return load_head(CheckpointSource(str(head)), family, str(target), Room(128, 128))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -178,7 +179,7 @@ def test_a_vocabulary_of_its_own_must_be_named(target: Path, tmp_path: Path) -> 
 def test_a_device_that_is_not_there_is_named(target: Path, tmp_path: Path) -> None:
     folder = save_random_head(tmp_path / "head", "medusa", target)
     with pytest.raises(StartupError, match="cannot use the device 'nowhere'"):
-        load_head(str(folder), "medusa", str(target), "nowhere", "auto", Room(8, 8))
+        load_head(CheckpointSource(str(folder), "nowhere"), "medusa", str(target), Room(8, 8))
 
 
 def test_layers_of_a_fused_head_follow_from_its_target(target: Path, tmp_path: Path) -> None:

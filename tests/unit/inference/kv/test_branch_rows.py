@@ -10,11 +10,11 @@ import torch
 
 from tandem.inference.batch.packed import Packing
 from tandem.inference.batch.segment import Segment
-from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import LLAMA, build
 
 
@@ -136,7 +136,7 @@ def test_rows_that_are_in_place_are_not_touched(monkeypatch: pytest.MonkeyPatch)
 
 def test_blocks_are_moved_as_well() -> None:
     pytest.importorskip("openvino")
-    pool: Any = Decoder(build(LLAMA), "tiny", cache_tokens=96, engine="openvino").pool
+    pool: Any = decoder_over(build(LLAMA), "tiny", cache_tokens=96, engine="openvino").pool
     for raw in pool._raw:
         raw[:] = np.arange(96).reshape(3, 1, 32, 1)
     cache = SequenceCache(pool, 0, 96, length=60)

@@ -18,7 +18,8 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.loading.checkpoint import sharing_weights
+from tandem.inference.loading.weights import sharing_weights
+from tests.support.decoders import decoder_over
 from tests.support.devices.bfloat16 import needs_units
 from tests.support.models.architectures import KINDS, LLAMA, SUPPORTED, Architecture, build, light
 from tests.support.models.parity import TOLERANCE, plain_logits
@@ -42,7 +43,7 @@ def reserved(decoder: Decoder, capacity: int = 64, nodes: int = 16) -> SequenceC
 def test_paths_of_trees_give_their_plain_logits_and_go_on_when_kept(row: Architecture) -> None:
     model, trees = build(light(row), **narrow(row)), random_trees(1)
     expected = plain_rows(model, trees)
-    decoder = Decoder(model, row.name, cache_tokens=1024)
+    decoder = decoder_over(model, row.name, cache_tokens=1024)
     assert decoder.takes_trees
     found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
     assert worst_of(expected, found) < TOLERANCE
@@ -59,7 +60,7 @@ def test_paths_of_trees_give_their_plain_logits_and_go_on_when_kept(row: Archite
 def test_openvino_gives_them_too_or_leaves_trees_to_torch(row: Architecture) -> None:
     model, trees = build(row, **narrow(row)), random_trees(2, 40)
     expected = plain_rows(model, trees)
-    decoder = Decoder(model, row.name, cache_tokens=2048, engine="openvino", trees=row.slides)
+    decoder = decoder_over(model, row.name, cache_tokens=2048, engine="openvino", trees=row.slides)
     assert decoder.engine == "openvino"
     cache = reserved(decoder)
     assert isinstance(cache.pool, KVPool) == row.slides
@@ -77,7 +78,7 @@ def test_bfloat16_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> 
     expected = plain_rows(build(LLAMA), trees)
     model = in_dtype(build(LLAMA), torch.bfloat16)
     rounded = [rows.float() for rows in plain_rows(model, trees)]
-    decoder = Decoder(model, "tiny", cache_tokens=2048, engine="openvino")
+    decoder = decoder_over(model, "tiny", cache_tokens=2048, engine="openvino")
     assert (decoder.engine, decoder.dtype) == ("openvino", "bfloat16")
     found = [rows.float() for rows in tree_rows(decoder, trees)]
 
@@ -95,7 +96,7 @@ def test_chains_and_trees_share_a_batch(engine: Any) -> None:
     model, trees = build(LLAMA), random_trees(4)[:6]
     texts = [[(i * n) % 90 for i in range(3, 40)] for n in (3, 5, 7)]
     expected, chains = plain_rows(model, trees), plain_logits(model, texts)
-    decoder = Decoder(model, "tiny", cache_tokens=1024, engine=engine)
+    decoder = decoder_over(model, "tiny", cache_tokens=1024, engine=engine)
     caches = [reserved(decoder) for _ in (*texts, *trees)]
     decoder.forward([Feed(cache, text[:9], 0) for cache, text in zip(caches, texts, strict=False)])
     behind = list(zip(caches[len(texts) :], trees, strict=True))
@@ -124,7 +125,9 @@ def test_several_drawn_tokens_are_a_level_of_a_tree() -> None:
     logits = []
     for drawn in (True, False):
         for engine in ("torch", "openvino"):
-            decoder = Decoder(model if engine == "torch" else build(LLAMA), "tiny", engine=engine)
+            decoder = decoder_over(
+                model if engine == "torch" else build(LLAMA), "tiny", engine=engine
+            )
             model = build(LLAMA)
             draws = Draws(torch.tensor([8, 4, 6, 10]), None)  # type: ignore[arg-type]
             levels: list[Any] = [[Drawn(draws, 1), Drawn(draws, 2)], [Drawn(draws, 3)] * 2]
@@ -172,7 +175,7 @@ def test_a_model_whose_branches_are_wrong_is_named_and_serves_chains(
 ) -> None:
     mutant(monkeypatch)
     with capture_logs() as logs:
-        decoder = Decoder(build(LLAMA), "tiny")
+        decoder = decoder_over(build(LLAMA), "tiny")
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert warning["event"] == "no trees are taken, only chains"
     assert warning["model"] == "LlamaForCausalLM (llama)"
@@ -195,7 +198,7 @@ def test_what_takes_trees_stays_at_hand_where_they_are_wanted(trees: bool) -> No
 
     model = build(MISTRAL)
     other = sharing_weights(model)
-    decoder = Decoder(model, "tiny", cache_tokens=64, trees=trees)
+    decoder = decoder_over(model, "tiny", cache_tokens=64, trees=trees)
     decoder._succeed(by_openvino(other, StartRecord(other, 1)))
     assert (decoder.engine, decoder.takes_trees) == ("openvino", trees)
     chain = decoder.reserve(4)
@@ -206,4 +209,4 @@ def test_what_takes_trees_stays_at_hand_where_they_are_wanted(trees: bool) -> No
 
 
 def test_a_small_vocabulary_is_enough_for_the_probe() -> None:
-    assert Decoder(random_llama(1), "tiny").takes_trees
+    assert decoder_over(random_llama(1), "tiny").takes_trees

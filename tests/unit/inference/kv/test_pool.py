@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
 from tandem.inference.kv.pool import KVPool, SequenceCache
+from tests.support.decoders import decoder_over
 from tests.support.models.tiny import random_llama
 
 
@@ -112,11 +112,11 @@ def test_a_cache_that_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tandem.inference.kv.size.free_memory", lambda _: 2**30)
     numbers = r"10000000 tokens takes 1\.2 GiB, cpu has 1\.0 GiB free; lower CACHE_TOKENS"
     with pytest.raises(StartupError, match=numbers):
-        Decoder(random_llama(1), "large", cache_tokens=10_000_000)
+        decoder_over(random_llama(1), "large", cache_tokens=10_000_000)
 
 
 def test_the_cache_is_sized_to_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # One layer of two heads of 8, keys and values, float32: 128 bytes a position.
     monkeypatch.setattr("tandem.inference.kv.size.free_memory", lambda _: 2 * 128 * 50)
-    assert Decoder(random_llama(1), "small", at_most=1000).pool.positions == 50
-    assert Decoder(random_llama(1), "small", at_most=20).pool.positions == 20
+    assert decoder_over(random_llama(1), "small", at_most=1000).pool.positions == 50
+    assert decoder_over(random_llama(1), "small", at_most=20).pool.positions == 20

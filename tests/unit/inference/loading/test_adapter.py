@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.adapter import CONFIG, WEIGHTS, merge_adapter
-from tandem.inference.loading.checkpoint import read_model
+from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
+from tandem.inference.loading.weights import read_model
 from tests.support.models.architectures import LLAMA, build
 from tests.support.models.parity import plain_logits, random_texts
 from tests.support.models.trees import worst_of
@@ -72,10 +73,11 @@ def test_the_weights_have_the_changes(checkpoint: Path, adapter: Path) -> None:
     assert worst_of(plain_logits(expected, texts), plain_logits(found, texts)) < 1e-4
     assert found.state_dict().keys() == expected.state_dict().keys()
 
-    plain = Decoder.load(str(checkpoint), "cpu", "float32", 64)
-    adapted = Decoder.load(str(checkpoint), "cpu", "float32", 64, adapter=str(adapter))
-    assert adapted.fingerprint != plain.fingerprint
-    assert adapted.weights_fingerprint == fingerprints(found, "").weights
+    source = CheckpointSource(str(checkpoint), "cpu", "float32")
+    plain = read_checkpoint(source)
+    adapted = read_checkpoint(replace(source, adapter=str(adapter)))
+    assert adapted.about.fingerprint != plain.about.fingerprint
+    assert adapted.about.weights_fingerprint == fingerprints(found, "").weights
 
 
 def without_weights(folder: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
-from tandem.inference.loading.checkpoint import read_model, read_tokenizer
+from tandem.inference.loading.weights import read_model, read_tokenizer
 from tandem.tools.local.pair import located
 from tests.support.models.tiny import save_random_llama
 

@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.partial import ModelPart, take_part
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 from tests.support.models.parity import (
     TOLERANCE,
@@ -79,7 +79,7 @@ def test_a_part_is_the_model_without_the_other_sublayers(
     expected = plain_logits(reference(whole(row), skipped), texts)
     assert worst_of(plain_logits(model, texts), expected) > 1, "what is left out adds too little"
     take_part(model, ModelPart(exit=3) if cut == "exit" else skip_file(tmp_path, skipped))
-    decoder = Decoder(model, "part", cache_tokens=256, engine=engine, states_of="1,last")
+    decoder = decoder_over(model, "part", cache_tokens=256, engine=engine, states_of="1,last")
     assert decoder.engine == engine
     found, _ = ragged_rows(decoder, texts)
     assert float(differences(expected, found).max()) < TOLERANCE
@@ -93,7 +93,7 @@ def test_its_branches_are_its_texts(row: Architecture, engine: Any, tmp_path: Pa
     expected = plain_rows(reference(whole(row, **narrow(row)), SKIPPED), trees)
     model = whole(row, **narrow(row))
     take_part(model, skip_file(tmp_path, SKIPPED))
-    decoder = Decoder(model, "part", cache_tokens=1024, engine=engine, trees=row.slides)
+    decoder = decoder_over(model, "part", cache_tokens=1024, engine=engine, trees=row.slides)
     assert worst_of(expected, tree_rows(decoder, trees)) < TOLERANCE
 
 
@@ -119,9 +119,9 @@ def test_what_is_left_out_is_not_kept(tmp_path: Path) -> None:
     layer = sum(p.numel() for p in model.get_submodule("model.layers.0").parameters())
     take_part(model, ModelPart(exit=2))
     assert sum(p.numel() for p in model.parameters()) == count - 2 * layer
-    decoder = Decoder(model, "part", cache_tokens=64)
-    assert decoder.layers == 2
-    full = Decoder(whole(row), "whole", cache_tokens=64)
+    decoder = decoder_over(model, "part", cache_tokens=64)
+    assert decoder.about.layers == 2
+    full = decoder_over(whole(row), "whole", cache_tokens=64)
     assert 2 * decoder.pool.bytes_per_position == full.pool.bytes_per_position
     # Another part is another model.
     others = [whole(row), whole(row)]

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from tandem.inference.choice.candidates import in_dtype
 from tandem.inference.choice.choose import EngineName
-from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.speculation.request.sampling import Sampling
+from tests.support.decoders import decoder_over
 from tests.support.devices.bfloat16 import needs_units
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.architectures import (
@@ -99,7 +99,7 @@ def test_bfloat16_rounds_no_more_than_the_modules(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     half = in_dtype(build(row), torch.bfloat16)
     of_modules = (torch.cat(plain_logits(half, texts)).float() - torch.cat(exact)).abs().mean()
-    decoder = Decoder(half, row.name, cache_tokens=1024, engine="openvino")
+    decoder = decoder_over(half, row.name, cache_tokens=1024, engine="openvino")
     assert decoder.engine == "openvino"
     ours = differences(exact, ragged_logits(decoder, texts)).mean()
     assert 0 < ours < 1.2 * of_modules
@@ -109,7 +109,7 @@ def test_bfloat16_rounds_no_more_than_the_modules(
 def test_a_batch_may_ask_for_no_rows_and_reach_into_many_blocks() -> None:
     model, text = random_llama(1, 31), [i * 7 % 31 for i in range(150)]
     expected = plain(model)(input_ids=torch.tensor([text])).logits[0]
-    decoder = Decoder(model, "tiny", cache_tokens=512, engine="openvino")
+    decoder = decoder_over(model, "tiny", cache_tokens=512, engine="openvino")
     caches = [decoder.reserve(150) for _ in range(2)]
     for first, last, rows in ((0, 100, 0), (100, 101, 1), (101, 150, 49)):
         feeds = [Feed(cache, text[first:last], rows) for cache in caches if cache is not None]
@@ -121,7 +121,7 @@ def test_a_batch_may_ask_for_no_rows_and_reach_into_many_blocks() -> None:
 def test_what_others_left_in_a_block_is_not_seen() -> None:
     model, text = random_llama(1, 31), [3, 1, 4, 1, 5]
     expected = plain(model)(input_ids=torch.tensor([text])).logits[0]
-    decoder = Decoder(model, "tiny", cache_tokens=64, engine="openvino")
+    decoder = decoder_over(model, "tiny", cache_tokens=64, engine="openvino")
     for tensor in decoder.pool.tensors:
         tensor.data[...] = np.nan
     cache = decoder.reserve(5)
@@ -131,7 +131,7 @@ def test_what_others_left_in_a_block_is_not_seen() -> None:
 
 
 def test_extents_are_whole_blocks() -> None:
-    pool = Decoder(random_llama(1), "tiny", cache_tokens=100, engine="openvino").pool
+    pool = decoder_over(random_llama(1), "tiny", cache_tokens=100, engine="openvino").pool
     assert pool.positions == pool.free_positions == 128
     caches = [pool.reserve(size) for size in (1, 33, 32)]
     assert [cache.start for cache in caches if cache] == [0, 32, 96]
@@ -147,7 +147,7 @@ def test_nothing_of_the_model_is_read_once_it_is_compiled() -> None:
     texts, model = random_texts(), build(LLAMA)
     expected = plain_logits(model, texts)
     weights = [parameter.data for parameter in model.parameters()]
-    decoder = Decoder(model, "tiny", cache_tokens=512, engine="openvino")
+    decoder = decoder_over(model, "tiny", cache_tokens=512, engine="openvino")
     assert not any(parameter.numel() for parameter in model.parameters())
     for weight in weights:
         weight.fill_(torch.nan)
@@ -162,7 +162,7 @@ def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPa
     expected = plain_logits(build(LLAMA), texts)
     for most, apart in ((10**9, True), (0, False)):
         monkeypatch.setattr(openvino_pass, "_SMALL", most)
-        decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="openvino")
+        decoder = decoder_over(build(LLAMA), "tiny", cache_tokens=512, engine="openvino")
         compute: Any = decoder._backends.current.compute
         assert (compute._singles is not compute._others) == apart
         used: list[Any] = []

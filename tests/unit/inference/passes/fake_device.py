@@ -51,6 +51,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit
+from tests.support.decoders import decoder_over
 from tests.support.devices.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
@@ -134,7 +135,7 @@ def host(
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
         own = torch_llama.LlamaPass
-        layers = self.of_layers
+        layers = self.about.of_layers
         compute = own(model, layers) if own.fits(model) else ModulePass(model, layers)
         pool = KVPool(512, BLOCK if in_one_call else 1)
         backend = Backend(
@@ -163,7 +164,7 @@ def decoder_on_device(
         model = AutoModelForCausalLM.from_config(config)
     if modules:
         model.config.hidden_act = "gelu"  # what no plain list of operators is written for
-    return Decoder(model, "fake", states_of=states_of)
+    return decoder_over(model, "fake", states_of=states_of)
 
 
 class Waiter:
@@ -286,7 +287,7 @@ def a_draft(gamma: int) -> Draft:
 def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: Any) -> None:
     """Open and verify drafts of given lengths; with hidden states if the decoder gives any."""
     stepper = Stepper(decoder.device)
-    layers = tuple(range(len(decoder.of_layers)))
+    layers = tuple(range(len(decoder.about.of_layers)))
     wanted = FeedbackWanted(layers, prompt_tokens=2, columns=layers) if layers else None
     sequences = [
         TargetSequence([1] * (2 + i), TargetRequest(sampling, VERIFIERS[rule], feedback=wanted))
@@ -306,4 +307,4 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     for decision in decided:
         assert decision.num_accepted == 1
         if layers:
-            assert decision.feedback.states.shape == (2, len(layers), decoder.hidden_size)
+            assert decision.feedback.states.shape == (2, len(layers), decoder.about.hidden_size)

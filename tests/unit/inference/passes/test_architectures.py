@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
 from tandem.inference.passes import torch_llama as llama
 from tandem.inference.passes.torch_llama import LlamaPass
+from tests.support.decoders import decoder_over
 from tests.support.models.architectures import (
     DOCUMENT,
     KINDS,
@@ -101,7 +101,7 @@ def test_plain_operators_are_as_good_in_half_precision(model_type: str) -> None:
     exact = plain_logits(build(row), texts)
     half = build(row).to(torch.bfloat16)
     of_modules = (torch.cat(plain_logits(half, texts)).float() - torch.cat(exact)).abs().mean()
-    decoder = Decoder(half, row.name, cache_tokens=256)
+    decoder = decoder_over(half, row.name, cache_tokens=256)
     ours = differences(exact, ragged_logits(decoder, texts)).mean()
     assert 0 < ours < 1.2 * of_modules
 
@@ -138,7 +138,7 @@ def test_the_matrix_and_the_start_catch_mutants(
     with monkeypatch.context() as patch:
         mutant(patch)
         with pytest.raises(StartupError, match="differs from a plain pass"):
-            Decoder(build(row), row.name)
+            decoder_over(build(row), row.name)
         patch.setattr("tandem.inference.choice.candidates.require_agreement", lambda *_: None)
         assert worst_difference(row) > 100 * TOLERANCE
 
@@ -198,7 +198,7 @@ async def test_greedy_text_through_the_engines_is_what_transformers_generates(
 def test_what_cannot_be_served_is_refused_by_name(row: Refused) -> None:
     model = build(row)
     with pytest.raises(StartupError) as refusal:
-        Decoder(model, row.name)
+        decoder_over(model, row.name)
     sentence = str(refusal.value)
     assert sentence.startswith(f"cannot serve {type(model).__name__} ({row.model_type}): ")
     assert row.reason in sentence
@@ -214,7 +214,7 @@ def test_longrope_is_served_up_to_where_its_frequencies_change() -> None:
     }
     phi = next(row for row in SUPPORTED if row.model_type == "phi3")
     model = build(phi, rope_parameters=rope, original_max_position_embeddings=32)
-    assert Decoder(model, phi.name).max_length == 32
+    assert decoder_over(model, phi.name).about.max_length == 32
 
 
 def test_the_document_is_what_the_matrix_says() -> None:

@@ -22,6 +22,7 @@ from tandem.inference.output import PassOutput
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
 from tandem.inference.passes.cuda_graphs import Graph, _pairs, rooms
+from tests.support.decoders import decoder_over
 from tests.support.devices.flex import BLOCK, Kernel, without_compiler
 from tests.support.devices.recording import Recorder
 from tests.support.models.architectures import SUPPORTED, Architecture, build
@@ -61,7 +62,7 @@ def pair_of(row: Architecture) -> list[Decoder]:
     options = {"num_hidden_layers": 1} if row.model_type in ALIKE else {}
     states_of = "none" if row.model_type in ALIKE else "1,last"
     return [
-        Decoder(
+        decoder_over(
             build(row, **options),
             "tiny",
             cache_tokens=50 * BLOCK,
@@ -104,7 +105,7 @@ def difference(
         counts = [rng.choice((1, 1, 1, 2, 5, FEW, FEW + 1)) for _ in chosen]
         wanted = [rng.randint(0, count) for count in counts]
         wanted[-1] = counts[-1]
-        told = [rng.randint(0, count) if decoders[0].of_layers else 0 for count in counts]
+        told = [rng.randint(0, count) if decoders[0].about.of_layers else 0 for count in counts]
         lengths = [caches[0][i].length - rng.randint(0, 5) for i in chosen]
         found = []
         for decoder, own in zip(decoders, caches, strict=True):

@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from tandem.errors import StartupError
 from tandem.inference.check import plain as rows_of
-from tandem.inference.fingerprint import fingerprints
-from tandem.inference.loading.checkpoint import read_model
+from tandem.inference.fingerprint import Fingerprints, fingerprints
+from tandem.inference.loading.weights import read_model
 from tandem.inference.vllm.arguments import VllmOptions
-from tandem.inference.vllm.reference import reference_of
+from tandem.inference.vllm.reference import Reference, reference_of
 from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 
 
@@ -23,9 +23,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return save_random_llama(tmp_path / "plain", 1)
 
 
+def hashes(reference: Reference) -> Fingerprints:
+    about = reference.checkpoint.about
+    return Fingerprints(about.fingerprint, about.weights_fingerprint)
+
+
 def test_it_is_the_model_of_other_engines(checkpoint: Path) -> None:
     found = reference_of(VllmOptions(str(checkpoint)), "float32")
-    assert found.hashes == fingerprints(read_model(str(checkpoint), "cpu", "float32"), "")
+    assert hashes(found) == fingerprints(read_model(str(checkpoint), "cpu", "float32"), "")
     assert found.expected is not None
     assert found.expected.logits.rows.shape == (2, 144, VOCAB_SIZE)
 
@@ -57,8 +62,8 @@ def test_what_changes_the_logits_is_another_law_of_the_same_weights(checkpoint: 
         reference_of(VllmOptions(str(checkpoint), quantization="fp8"), "float32"),
         reference_of(VllmOptions(str(checkpoint), further={"kv_cache_dtype": "fp8"}), "float32"),
     ]
-    assert len({each.hashes.model for each in (plain, *others)}) == 3
-    assert {each.hashes.weights for each in others} == {plain.hashes.weights}
+    assert len({hashes(each).model for each in (plain, *others)}) == 3
+    assert {hashes(each).weights for each in others} == {hashes(plain).weights}
     assert others[0].expected is None
 
 
@@ -68,9 +73,9 @@ def test_quantised_weights_are_described_without_being_loaded(checkpoint: Path) 
     (checkpoint / "config.json").write_text(json.dumps(config))
     found = reference_of(VllmOptions(str(checkpoint)), "float16")
     assert found.expected is None
-    assert found.model.device.type == "meta"
-    assert found.hashes.model
-    assert found.hashes == reference_of(VllmOptions(str(checkpoint)), "float16").hashes
+    assert found.checkpoint.model.device.type == "meta"
+    assert hashes(found).model
+    assert hashes(found) == hashes(reference_of(VllmOptions(str(checkpoint)), "float16"))
     for file in checkpoint.glob("*.safetensors"):
         file.unlink()
     with pytest.raises(StartupError, match=r"no folder with \*\.safetensors"):

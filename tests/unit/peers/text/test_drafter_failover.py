@@ -121,7 +121,7 @@ async def test_feedback_is_handed_on_once_and_the_newest_is_kept() -> None:
     for feedback_bytes in (30, 40, 40, MOST_BYTES - 40, 5, MOST_BYTES + 1):
         await text.go(NONE, feedback_bytes)
     await text.go(NONE, 20)
-    text.drafting.begin()
+    await text.drafting.begin()
     await text.go(TWO, 60)
     await text.go(TWO, 60)
     await text.go(TWO)
@@ -132,7 +132,7 @@ async def test_feedback_is_handed_on_once_and_the_newest_is_kept() -> None:
 async def test_one_that_is_opened_beside_the_target_is_waited_for() -> None:
     fake = Fake()
     text = Text([fake])
-    text.drafting.begin()
+    await text.drafting.begin()
     waiting = asyncio.create_task(text.go(TWO))
     await asyncio.sleep(0.01)
     assert not waiting.done()
@@ -146,7 +146,7 @@ async def test_one_that_is_not_asked_for_long_is_let_go() -> None:
     for fake in (first, second):
         fake.may_open.set()
     text = Text([first, second])
-    text.drafting.begin()
+    await text.drafting.begin()
     await text.go(TWO)
     await asyncio.sleep(REST_SECONDS)
     await text.go(NONE)
@@ -174,7 +174,7 @@ async def test_where_there_is_none_it_is_lost_once() -> None:
 async def test_a_rule_that_needs_one_says_so() -> None:
     text = Text([None], GREEDY_BLOCK)
     with pytest.raises(Unavailable, match="greedy_block needs a drafter"):
-        text.drafting.begin()
+        await text.drafting.begin()
 
 
 async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
@@ -188,7 +188,7 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
     hurried.may_open.set()
     for rule in (BLOCK, GREEDY_BLOCK):
         text = Text([hurried], rule)
-        text.drafting.begin()
+        await text.drafting.begin()
         with pytest.raises(OutOfTime):
             await text.go(TWO)
         assert not text.drafting.lost
@@ -204,7 +204,7 @@ async def test_one_that_ended_a_silent_sequence_is_opened_again() -> None:
     for fake in (first, second):
         fake.may_open.set()
     text = Text([first, second])
-    text.drafting.begin()
+    await text.drafting.begin()
     assert await text.go(TWO) is None
     assert first.cancelled
     assert await text.go(TWO) is None

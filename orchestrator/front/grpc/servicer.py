@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
-from orchestrator.front import grpc_messages as messages
 from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
+from orchestrator.front.grpc import messages
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import IdleTimeout

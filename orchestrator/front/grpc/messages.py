@@ -54,6 +54,7 @@ def request_from(message: pb.Generation) -> Request:
         log_probs=messages.log_probs_wanted_from(message.log_probs)
         if message.HasField("log_probs")
         else None,
+        seeded=message.sampling.HasField("seed"),
     )
 
 
