@@ -138,8 +138,8 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         fingerprint=fingerprint_of(described, drafter.data),
         zone=settings.zone,
         max_nodes=drafter.largest_tree,
-        vocab_size=drafter.vocab_size,
-        tokenizer_fingerprint=drafter.tokenizer,
+        vocab_size=drafter.vocabulary.size,
+        tokenizer_fingerprint=drafter.vocabulary.tokenizer,
     )
     if settings.ahead:
         _log.warning(_NO_EFFECT)

@@ -282,9 +282,9 @@ def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:
     """
     draft = decision.draft
     rows = draft.row_of_places()
-    for depth, place in enumerate([0, *draft.path_to(decision.place)]):
+    for place in (0, *draft.path_to(decision.place)):
         if shaped.dead[rows[place]]:
-            return replace(decision, place=place, num_accepted=depth, dead_end=True)
+            return replace(decision, place=place, dead_end=True)
     return decision
 
 

@@ -144,7 +144,7 @@ class Serving:
                 f"TANDEM_ORCHESTRATOR_VERIFIER: {settings.verifier!r} is unknown to the target or"
                 f" does not suit the drafter; use one of {known}"
             )
-        longest = capabilities.max_gamma
+        longest = capabilities.largest.gamma
         gamma = None if settings.gamma == "auto" else settings.gamma
         if gamma is not None and 0 < longest < gamma:
             raise StartupError(

@@ -136,7 +136,7 @@ def own_size_of(
     own = capabilities if capabilities.by_target else capabilities.without_drafters
     if own is None or own.drafter is None or generation.rule.name not in own.rules:
         return None
-    if generation.rule.needs_every_draft and generation.sizes[0].gamma > own.max_gamma:
+    if generation.rule.needs_every_draft and generation.sizes[0].gamma > own.largest.gamma:
         return None
     tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
     return own.own_size if tokens <= own.drafter.max_length else None

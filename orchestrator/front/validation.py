@@ -92,7 +92,9 @@ class Validator:
         with record.stage("tokenize"):
             prompt_ids = await self._prompt(request, client, record.remaining)
         nodes = self._nodes(request, gamma)
-        choices = sizes(self.capabilities.max_gamma, self.capabilities.max_nodes, gamma, nodes)
+        choices = sizes(
+            self.capabilities.largest.gamma, self.capabilities.largest.nodes, gamma, nodes
+        )
         beside = 0 if gamma == 0 else self.capabilities.beside
         most = max(size.nodes for size in choices) + beside
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, most)
@@ -168,7 +170,7 @@ class Validator:
                 f" one of {list(self.capabilities.rules)}"
                 + ("; a lossy rule needs ALLOW_LOSSY=true" if verifier.startswith("lossy_") else "")
             )
-        longest = self.capabilities.max_gamma
+        longest = self.capabilities.largest.gamma
         if request.gamma is not None:
             if request.gamma > longest:
                 raise InvalidRequest(f"gamma must be 0..{longest}, got {request.gamma}")
@@ -179,7 +181,7 @@ class Validator:
         return verifier, (gamma if gamma is None and longest else min(gamma or 0, longest))
 
     def _nodes(self, request: Request, gamma: int | None) -> int | None:
-        most = self.capabilities.max_nodes
+        most = self.capabilities.largest.nodes
         if request.nodes is not None and not 1 <= request.nodes <= most:
             limits = f"1..{most}" if most else "unset, since drafts are chains here"
             raise InvalidRequest(f"max_nodes must be {limits}, got {request.nodes}")

@@ -72,6 +72,21 @@ class DraftSequence:
         return self.shaped.rows([None if path is None else [*assumed, *path] for path in paths])
 
 
+class DraftedVocabulary(NamedTuple):
+    """Whose ids a method drafts that has no model.
+
+    Attributes:
+        tokenizer: fingerprint of the vocabulary; empty for any.
+        size: number of its ids.
+    """
+
+    tokenizer: str = ""
+    size: int = 0
+
+
+ANY_VOCABULARY = DraftedVocabulary()
+
+
 class Drafter(ABC):
     """Drafts by one method. Called by the engine thread only.
 
@@ -89,9 +104,7 @@ class Drafter(ABC):
         feedback: what it wants to be told by a target that suits it. Of hidden states there may be
             gaps, and none may have come yet: then it drafts nothing. Predictions may not have come:
             then it drafts what it can without them.
-        tokenizer: fingerprint of the vocabulary whose ids it drafts; empty for any, or where its
-            models say it.
-        vocab_size: number of these ids.
+        vocabulary: whose ids it drafts; any, where its models do not say it.
         data: fingerprint of what it drafts from beside its recipe and its models.
         part: see `number`; 0 for a method that is no part.
         looks: the model whose rows say what may follow a draft, which has the first of a sequence's
@@ -105,8 +118,7 @@ class Drafter(ABC):
     pure: bool = False
     largest_tree: int = 0
     feedback: FeedbackWanted = NO_FEEDBACK
-    tokenizer: str = ""
-    vocab_size: int = 0
+    vocabulary: DraftedVocabulary = ANY_VOCABULARY
     data: str = ""
     part: int = 0
     looks: Scorer | None = None

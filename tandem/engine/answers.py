@@ -138,7 +138,6 @@ class Decision:
     Attributes:
         draft: that it is about.
         place: of the last kept node; 0 where none was kept.
-        num_accepted: drafted tokens kept, the place's depth.
         next_token: the correction or bonus.
         overlaps: Σ min(p, q) of each node.
         carry: the rule's state, on the device.
@@ -151,7 +150,6 @@ class Decision:
 
     draft: Draft
     place: int
-    num_accepted: int
     next_token: int
     overlaps: list[float]
     carry: Any = None
@@ -159,6 +157,11 @@ class Decision:
     dead_end: bool = False
     log_probs: Sequence[TokenLogProb] = ()
     feedback: Feedback | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that are kept: the place's depth."""
+        return len(self.draft.path_to(self.place))
 
     @property
     def emitted(self) -> list[int]:

@@ -98,7 +98,7 @@ def require_its_vocabulary(drafter: Drafter, model: Description) -> None:
     Raises:
         StartupError: it has.
     """
-    if drafter.tokenizer not in ("", model.tokenizer_fingerprint):
+    if drafter.vocabulary.tokenizer not in ("", model.tokenizer_fingerprint):
         raise StartupError(
             f"the index was built for another tokenizer than that of {model.name}: build one with"
             " `tandem index build --tokenizer` and the model's directory"

@@ -164,12 +164,12 @@ def info_to(validator: Validator) -> pb.GetModelInfoResponse:
         default_verifier=validator.verifier,
         default_gamma=None
         if validator.gamma is None
-        else min(validator.gamma, capabilities.max_gamma),
-        max_gamma=capabilities.max_gamma,
-        max_nodes=capabilities.max_nodes,
+        else min(validator.gamma, capabilities.largest.gamma),
+        max_gamma=capabilities.largest.gamma,
+        max_nodes=capabilities.largest.nodes,
         default_nodes=None
         if validator.nodes is None
-        else min(validator.nodes, capabilities.max_nodes),
+        else min(validator.nodes, capabilities.largest.nodes),
         drafter_recipes=capabilities.recipes,
         drafts_by_target=capabilities.by_target,
     )

@@ -347,8 +347,8 @@ class HttpFront:
                 "drafter": None if drafter is None or capabilities.by_target else drafter.model,
                 "verifiers": list(capabilities.rules),
                 "verifier": validator.verifier,
-                "max_gamma": capabilities.max_gamma,
-                "max_nodes": capabilities.max_nodes,
+                "max_gamma": capabilities.largest.gamma,
+                "max_nodes": capabilities.largest.nodes,
                 "trace_url": self._settings.trace_url,
             },
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.drafter import DraftedVocabulary, Drafter, DraftSequence
 from tandem.engine.asks import Steps, ToHost, ToHostTogether
 from tandem.errors import StartupError
 from tandem.speculation.draft import Draft
@@ -38,11 +38,11 @@ def take_vocabulary(whole: Drafter, parts: Sequence[Drafter]) -> None:
     """
     whole.data = " ".join(filter(None, (part.data for part in parts)))
     for part in parts:
-        if part.tokenizer:
-            if whole.tokenizer not in ("", part.tokenizer):
+        own, other = whole.vocabulary, part.vocabulary
+        if other.tokenizer:
+            if own.tokenizer not in ("", other.tokenizer):
                 raise StartupError("the indexes of a recipe were built for different tokenizers")
-            whole.tokenizer = part.tokenizer
-            whole.vocab_size = max(whole.vocab_size, part.vocab_size)
+            whole.vocabulary = DraftedVocabulary(other.tokenizer, max(own.size, other.size))
 
 
 def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_serializer
 
 from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
-from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import DraftedVocabulary, Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.retrieval.corpus import BigramStore, CorpusStore, OpenIndex
@@ -45,7 +45,7 @@ class RetrievalDrafter(Drafter):
         self._stores = tuple(stores)
         self.largest_tree = largest_tree
         if index is not None:
-            self.tokenizer, self.vocab_size = index.about.tokenizer, index.about.vocab_size
+            self.vocabulary = DraftedVocabulary(index.about.tokenizer, index.about.vocab_size)
             self.data = index.about.fingerprint
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:

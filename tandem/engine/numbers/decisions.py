@@ -274,11 +274,10 @@ def _decision(
     place, token, check = row[:_HEAD]
     if not np.isfinite(check):
         return not_finite("target")
-    verdicts, accepted = decided.verdicts, len(draft.path_to(int(place)))
+    verdicts = decided.verdicts
     return Decision(
         draft=draft,
         place=int(place),
-        num_accepted=accepted,
         next_token=int(token),
         overlaps=row[_HEAD : _HEAD + len(draft)],
         carry=verdicts.carries[decided.index],

@@ -344,8 +344,7 @@ class Capabilities:
     Attributes:
         target: what the targets serve, with the least limits of them all.
         drafter: the same of what drafts; None without drafts.
-        max_gamma: longest draft that every replica can make and take; 0 without drafters.
-        max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
+        largest: draft that every replica can make and take; of no tokens without drafters.
         max_rounds: without drafts that every target takes ahead.
         rules: that the targets know and the drafters suit, by name.
         recipes: of the drafters, each once, as JSON.
@@ -359,8 +358,7 @@ class Capabilities:
 
     target: common_pb2.ModelInfo
     drafter: common_pb2.ModelInfo | None
-    max_gamma: int
-    max_nodes: int
+    largest: DraftSize
     max_rounds: int
     rules: Mapping[str, Rule]
     law: Law
@@ -375,7 +373,7 @@ class Capabilities:
         """Nodes that a text's opening announces beside those of its trees: for probes, and for the
         chain that they hang at; whoever drafts."""
         probes = self.feedback.probes
-        own = probes and probes + (0 if self.max_nodes else self.max_gamma)
+        own = probes and probes + (0 if self.largest.nodes else self.largest.gamma)
         others = 0 if self.without_drafters is None else self.without_drafters.beside
         return max(own, others)
 
@@ -401,16 +399,17 @@ class Capabilities:
         kept.append(self.feedback.probe_tokens <= reply.probe_tokens)
         own = self if self.by_target else self.without_drafters
         if own is not None:
-            kept += [reply.drafts.max_gamma >= own.max_gamma]
-            kept += [reply.drafts.max_nodes >= own.max_nodes]
+            kept += [reply.drafts.max_gamma >= own.largest.gamma]
+            kept += [reply.drafts.max_nodes >= own.largest.nodes]
             kept += [reply.drafts.probes <= own.feedback.probes]
         return law_of(reply) == self.law and all(kept)
 
     def own_size(self, size: DraftSize) -> DraftSize:
         """What a target drafts itself where a draft of a size is wanted; of no tokens where it
         cannot."""
-        gamma, nodes = min(size.gamma, self.max_gamma), min(size.nodes, self.max_nodes)
-        return DraftSize(0) if self.max_nodes and not nodes else DraftSize(gamma, nodes)
+        most = self.largest
+        gamma, nodes = min(size.gamma, most.gamma), min(size.nodes, most.nodes)
+        return DraftSize(0) if most.nodes and not nodes else DraftSize(gamma, nodes)
 
 
 def capabilities_of(
@@ -439,8 +438,7 @@ def capabilities_of(
     return Capabilities(
         target=target,
         drafter=common_limits([reply.info for reply in drafters]) if drafters else None,
-        max_gamma=longest_draft(target, drafters),
-        max_nodes=largest_tree(target, drafters),
+        largest=DraftSize(longest_draft(target, drafters), largest_tree(target, drafters)),
         max_rounds=min(reply.max_rounds for reply in targets),
         rules=rules_of(targets[0], drafters, lossy=lossy),
         law=law_of(targets[0]),

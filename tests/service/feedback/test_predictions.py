@@ -20,6 +20,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import StartupError, Unavailable
 from tandem.inference.loading.extra_embeddings import MadeFor, write_extra_embeddings
 from tandem.peers.replicas.compatibility import capabilities_of, require_feedback
+from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
@@ -246,11 +247,11 @@ def test_room_for_probes_is_left_beside_a_draft() -> None:
     own = common_pb2.ModelInfo(max_nodes=30, max_gamma=16, max_message_bytes=1 << 22)
     target = target_pb2.GetModelInfoResponse(info=own, probe_tokens=4)
     chain = capabilities_of([target], [info_of(20, 4)])
-    assert (chain.max_gamma, chain.max_nodes, chain.beside) == (10, 0, 30)
+    assert (chain.largest, chain.beside) == (DraftSize(10), 30)
     tree = info_of(20)
     tree.shape, tree.info.max_nodes = common_pb2.DRAFT_SHAPE_TREE, 28
     trees = capabilities_of([target], [tree])
-    assert (trees.max_nodes, trees.beside) == (10, 20)
+    assert (trees.largest.nodes, trees.beside) == (10, 20)
     assert capabilities_of([target], [info_of()]).beside == 0
     assert chain.takes(target)
     fewer = target_pb2.GetModelInfoResponse(info=own, probe_tokens=3)

@@ -127,7 +127,7 @@ class RunAnswering(Answering):
         token = self._chooser.choose(residuals[place])
         carry = carries[place][token]
         path = draft.path_to(place)
-        decision = Decision(draft, place, len(path), token, [], carry)
+        decision = Decision(draft, place, token, [], carry)
         if (wanted := ask.feedback) is not None:
             text, told = self._scored[0], Feedback(ask.round)
             if wanted.columns:
