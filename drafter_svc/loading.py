@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from drafter_svc.preparing import NOTHING_AHEAD, AheadLimits
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafting.ahead.prepare import room_for
@@ -34,15 +35,13 @@ class LoadedDrafter(Loaded):
         drafter: drafts.
         method: name of its recipe's.
         recipe: of which it is made, as JSON.
-        ahead: drafted tokens that may be prepared at a time.
-        ahead_bytes: of these, that are sent at most.
+        ahead: what may be prepared ahead.
     """
 
     drafter: Drafter
     method: str
     recipe: str
-    ahead: int = 0
-    ahead_bytes: int = 0
+    ahead: AheadLimits = NOTHING_AHEAD
 
 
 def load(settings: DrafterSettings) -> LoadedDrafter:
@@ -86,8 +85,10 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         drafter=drafter,
         method=recipe.method,
         recipe=described,
-        ahead=ahead,
-        ahead_bytes=min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
+        ahead=AheadLimits(
+            ahead,
+            min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from drafter_svc.messages import drafts_to
 from tandem.drafter.v1 import drafter_pb2
@@ -14,15 +15,29 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.tree import DraftSize
 
 
+class AheadLimits(NamedTuple):
+    """What may be prepared ahead.
+
+    Attributes:
+        nodes: drafted tokens at a time, for all sequences together; 0 prepares nothing.
+        bytes: of drafts that are sent.
+    """
+
+    nodes: int = 0
+    bytes: int = 0
+
+
+NOTHING_AHEAD = AheadLimits()
+
+
 class Preparing:
     """Prepares drafts of one sequence, and tells of them where that is wanted. Event loop.
 
     Args:
         engine: prepares while it is idle.
-        sequence: see there.
+        sequence: for which drafts are prepared.
         ahead: what is prepared; None where nothing is.
-        nodes: drafted tokens that may be prepared at a time for all sequences together.
-        most_bytes: of drafts that are sent.
+        limits: of what is prepared and sent.
         say: takes an answer.
         request_id: for the log.
     """
@@ -32,13 +47,12 @@ class Preparing:
         engine: Engine,
         sequence: DraftSequence,
         ahead: Ahead | None,
-        nodes: int,
-        most_bytes: int,
+        limits: AheadLimits,
         say: Callable[[drafter_pb2.SequenceResponse], None],
         request_id: str,
     ) -> None:
         self._engine, self._sequence = engine, sequence
-        self._ahead, self._nodes, self._most_bytes = ahead, nodes, most_bytes
+        self._ahead, self._limits = ahead, limits
         self._say = say
         self._request_id = request_id
         self._job: asyncio.Future[None] | None = None
@@ -56,7 +70,7 @@ class Preparing:
         if self._ahead is None:
             self._send()
             return
-        share = self._nodes // max(self._engine.admission.open_sequences, 1)
+        share = self._limits.nodes // max(self._engine.admission.open_sequences, 1)
         size = DraftSize(request.gamma, request.max_nodes)
         steps = self._ahead.prepare(request.round, draft, size, share)
         self._job = self._engine.run_idle(self._sequence, steps, self._request_id)
@@ -85,5 +99,5 @@ class Preparing:
             return
         ready = self._ahead.ready if self._ahead is not None and job is not None else []
         opened = self._engine.admission.open_sequences
-        prepared = drafts_to(request.round, ready, self._most_bytes, opened)
+        prepared = drafts_to(request.round, ready, self._limits.bytes, opened)
         self._say(drafter_pb2.SequenceResponse(prepared=prepared))

@@ -10,7 +10,7 @@ from functools import partial
 from opentelemetry.util.types import AttributeValue
 
 from drafter_svc.messages import prepared_to
-from drafter_svc.preparing import Preparing
+from drafter_svc.preparing import NOTHING_AHEAD, AheadLimits, Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.ahead.prepare import Ahead, Made, room_for
@@ -40,8 +40,7 @@ class DraftedSequence(
         drafter: the method.
         info: limits that were announced.
         grammars: for texts that keep to one.
-        ahead: drafted tokens that may be prepared at a time.
-        ahead_bytes: of these, that are sent at most.
+        limits: of what is prepared ahead.
     """
 
     def __init__(
@@ -50,14 +49,12 @@ class DraftedSequence(
         drafter: Drafter,
         info: common_pb2.ModelInfo,
         grammars: Grammars,
-        ahead: int = 0,
-        ahead_bytes: int = 0,
+        limits: AheadLimits = NOTHING_AHEAD,
     ) -> None:
         super().__init__(engine, info)
         self._drafter = drafter
         self._grammars = grammars
-        self._ahead_nodes = ahead
-        self._ahead_bytes = ahead_bytes
+        self._limits = limits
         self._ahead: Ahead | None = None
         self._preparing: Preparing | None = None
         self._draws = info.parameters > 0  # by a model; only then its rows are shaped
@@ -91,17 +88,16 @@ class DraftedSequence(
             sequence.shaped = await shaped_behind(
                 request, shaping, request.target_vocab_size, self._grammars
             )
-        if self._ahead_nodes and sequence.shaped is None:
+        if self._limits.nodes and sequence.shaped is None:
             largest = self._drafter.largest_tree or self._max_gamma
-            sequence.nodes += room_for(self._ahead_nodes, largest)
+            sequence.nodes += room_for(self._limits.nodes, largest)
             self._ahead = Ahead(self._drafter, sequence, length)
-        if self._ahead_nodes:
+        if self._limits.nodes:
             self._preparing = Preparing(
                 engine=self._engine,
                 sequence=sequence,
                 ahead=self._ahead,
-                nodes=self._ahead_nodes,
-                most_bytes=self._ahead_bytes,
+                limits=self._limits,
                 say=lambda answer: self.say(answer),
                 request_id=self.request_id,
             )
@@ -199,7 +195,7 @@ class DraftedSequence(
 
     def _emitted(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
         """The emitted tokens of a checked request."""
-        if request.send_ahead and not (request.ahead and self._ahead_nodes):
+        if request.send_ahead and not (request.ahead and self._limits.nodes):
             raise InvalidRequest(
                 "draft.send_ahead needs draft.ahead, and a drafter that prepares drafts"
             )

@@ -44,8 +44,7 @@ class DrafterServicer(
             await self.streams.run(
                 context,
                 lambda: DraftedSequence(
-                    *(loaded.engine, loaded.drafter, loaded.info, loaded.grammars),
-                    *(loaded.ahead, loaded.ahead_bytes),
+                    loaded.engine, loaded.drafter, loaded.info, loaded.grammars, loaded.ahead
                 ),
             )
 
@@ -69,7 +68,7 @@ class DrafterServicer(
                 recipe=loaded.recipe,
                 feedback=spec_to(wanted),
                 made_for=wanted.made_for,
-                ahead=loaded.ahead,
+                ahead=loaded.ahead.nodes,
                 probes=wanted.probes,
                 probe_tokens=wanted.probe_tokens,
             )

@@ -57,12 +57,7 @@ class CascadeDrafter(Drafter):
     Args:
         reviewer: whose rows the draft has.
         inner: drafts chains.
-        rule: by which inner drafts are decided.
-        tokens: of an inner draft.
-        cut: "fixed": the draft is as deep as asked for, the last inner round is cut; "round": it
-            ends where another inner round might not fit.
-        certain: all tokens are sent as certain ones, which may be chosen in any way.
-        leniency: by which inner acceptance is multiplied; more than 1 only with `certain`.
+        recipe: how inner drafts are made, decided and sent.
     """
 
     pure = True
@@ -71,18 +66,11 @@ class CascadeDrafter(Drafter):
         self,
         reviewer: ModelDrafter,
         inner: Drafter,
-        rule: InnerRule,
-        tokens: int,
-        cut: Cut,
-        *,
-        certain: bool = False,
-        leniency: float = 1.0,
+        recipe: CascadeRecipe,
     ) -> None:
-        self._reviewer, self._inner = reviewer, inner
-        self._rule, self._tokens, self._cut = rule, tokens, cut
-        self._certain, self._leniency = certain, leniency
+        self._reviewer, self._inner, self._recipe = reviewer, inner, recipe
         # Its rows are the reviewer's, whatever was guessed before them.
-        self.pure = cut == "fixed" and not certain
+        self.pure = recipe.cut == "fixed" and not recipe.certain
         take_vocabulary(self, [inner])
         self.number(1)
 
@@ -108,13 +96,13 @@ class CascadeDrafter(Drafter):
             for numbers in (own.inner.numbers, *own.numbers):
                 numbers.used = 0
         # One call for the numbers of a round: it decides at most so many inner tokens.
-        own.numbers.accepting.take(round_, gamma * min(self._tokens, gamma))
+        own.numbers.accepting.take(round_, gamma * min(self._recipe.tokens, gamma))
         own.numbers.following.take(round_, gamma)
         while left := gamma - len(tokens):
-            if self._cut == "round" and tokens and left <= self._tokens:
+            if self._recipe.cut == "round" and tokens and left <= self._recipe.tokens:
                 break
             # A round that must not be cut has room for what follows its draft.
-            most = min(self._tokens, left if self._cut == "fixed" else left - 1)
+            most = min(self._recipe.tokens, left if self._recipe.cut == "fixed" else left - 1)
             guess = Draft.certain(())
             if most:
                 guess = yield from draft_chain(self._inner, own.inner, round_, most)
@@ -123,7 +111,7 @@ class CascadeDrafter(Drafter):
             tokens += reviewed.token_ids
             rows += reviewed.rows
             assume(self._inner, own.inner, reviewed.token_ids, reviewed.kept)
-        return Draft.certain(tokens) if self._certain else _sent(tokens, rows)
+        return Draft.certain(tokens) if self._recipe.certain else _sent(tokens, rows)
 
     def _review(
         self,
@@ -151,12 +139,12 @@ class CascadeDrafter(Drafter):
             scorer=self._reviewer.scorer,
             feed=Feed(cache_of(reviewer), self._reviewer.known([*news, *fed]), len(fed) + 1),
             guess=guess,
-            rule=self._rule,
+            rule=self._recipe.rule,
             sampling=sequence.sampling,
             truncation=self._reviewer.truncation,
             vocab_size=sequence.vocab_size,
             uniforms=np.concatenate([accepting, following]),
-            leniency=self._leniency,
+            leniency=self._recipe.leniency,
             shaped=sequence.shaped_rows(paths),
         )
         held += fed[: reviewed.kept]
@@ -203,7 +191,16 @@ class _BuiltIn(BaseModel):
 
 
 class CascadeRecipe(Recipe):
-    """The recipe of `cascade`: the recipes of its parts."""
+    """The recipe of `cascade`: the recipes of its parts, and how they work together.
+
+    Attributes:
+        rule: by which inner drafts are decided.
+        tokens: of an inner draft.
+        cut: "fixed": the draft is as deep as asked for, the last inner round is cut; "round": it
+            ends where another inner round might not fit.
+        certain: all tokens are sent as certain ones, which may be chosen in any way.
+        leniency: by which inner acceptance is multiplied; more than 1 only with `certain`.
+    """
 
     drafts: ClassVar = "a chain of `MODEL`, which reviews what `lookup` guesses"
     drafter: ClassVar = CascadeDrafter
@@ -238,11 +235,7 @@ class CascadeRecipe(Recipe):
         return CascadeDrafter(
             self.reviewer.make(scorers[:1], truncation),
             self.inner.make(scorers[1:], truncation),
-            self.rule,
-            self.tokens,
-            self.cut,
-            certain=self.certain,
-            leniency=self.leniency,
+            self,
         )
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.peers.text.measures import TextCounts, TextTimes
 from tandem.peers.text.values import Origin, Round
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 
 _OPERATION, _PROVIDER = "text_completion", "tandem"
 _NS = 1e-9
+
+
+class RequestEnd(NamedTuple):
+    """What counts of an ended request are told apart by.
+
+    Attributes:
+        model: name of the target.
+        status: name of a gRPC code.
+        finish_reason: of a text that came to its end; else empty.
+        front: "grpc" or "http".
+    """
+
+    model: str
+    status: str
+    finish_reason: str
+    front: str
 
 
 class RequestMetrics:
@@ -105,25 +121,20 @@ class RequestMetrics:
 
     def end(
         self,
-        model: str,
-        status: str,
-        finish_reason: str,
+        end: RequestEnd,
         times: TextTimes,
         counts: TextCounts,
         span: SpanIds | None,
-        front: str,
     ) -> None:
         """A request has ended.
 
         Args:
-            model: name of the target.
-            status: name of a gRPC code.
-            finish_reason: of a text that came to its end; else empty.
+            end: how.
             times: where its time went.
             counts: of what was committed.
             span: the request's; None where it is not traced.
-            front: "grpc" or "http".
         """
+        model, status, finish_reason, front = end
         # One look at the clock: stages add up to the request's duration.
         stages, first_ns = times.stages_ns(), times.first_token_ns
         elapsed_ns = sum(stages.values())

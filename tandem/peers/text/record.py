@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import TandemError
 from tandem.peers.text.measures import TextCounts, TextTimes
-from tandem.peers.text.metrics import RequestMetrics
+from tandem.peers.text.metrics import RequestEnd, RequestMetrics
 from tandem.peers.text.values import FinishReason, Round
 from tandem.rpc.status import code_of
 from tandem.speculation.prepared_outcome import PreparedOutcome
@@ -259,15 +259,7 @@ class TextRecord:
     def end(self) -> None:
         """The request is over, once and for all."""
         if self._metrics is not None:
-            context, status, reason = self.spans.context, self._status, self._finish_reason
+            end = RequestEnd(self._model, self._status, self._finish_reason, self._front)
             with harmless:
-                self._metrics.end(
-                    self._model,
-                    status,
-                    reason,
-                    self.times,
-                    self.counts,
-                    span=context,
-                    front=self._front,
-                )
+                self._metrics.end(end, self.times, self.counts, self.spans.context)
         self.spans.end()

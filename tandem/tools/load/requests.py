@@ -82,9 +82,7 @@ def requests(
     max_new_tokens: int | None,
     temperature: float | None,
     seed: int,
-    *,
-    verifier: str | None,
-    gamma: int | None,
+    speculation: pb.Speculation,
 ) -> Callable[[int], pb.Generation]:
     """A function that makes a request from its number.
 
@@ -94,8 +92,7 @@ def requests(
         max_new_tokens: length of every text, past the model's end of text too; 128 by default.
         temperature: of every text; 1 by default.
         seed: of the first text; each further one adds 1.
-        verifier: overrides the request's.
-        gamma: overrides the request's.
+        speculation: what it has overrides the request's.
 
     Raises:
         Misconfigured: arguments contradict each other, or a number is out of range.
@@ -119,7 +116,7 @@ def requests(
 
     def request(number: int) -> pb.Generation:
         generation = file.generation(seed + number) if file else listed(number)
-        generation.speculation.MergeFrom(pb.Speculation(verifier=verifier, gamma=gamma))
+        generation.speculation.MergeFrom(speculation)
         return generation
 
     try:

@@ -366,8 +366,8 @@ async def test_an_answer_that_is_written_late_prepares_nothing(
         server = await start(stack, service_of(servicer))
         await server.ready()
         loaded = servicer.loaded
-        shared = loaded.engine, loaded.drafter, loaded.info, loaded.grammars, loaded.ahead
-        sequence = DraftedSequence(*shared, 1 << 20)
+        shared = loaded.engine, loaded.drafter, loaded.info, loaded.grammars
+        sequence = DraftedSequence(*shared, loaded.ahead._replace(bytes=1 << 20))
         said: list[Any] = []
         sequence.say = said.append
         await sequence.handle(drafter_pb2.SequenceRequest(open=OPENING))

@@ -18,7 +18,7 @@ from tests.support.processes.authorities import Authority
 from tests.support.processes.ports import free_port
 from tests.support.processes.services import generation
 
-REQUEST = requests(None, None, 24, 0.7, 3, verifier="block", gamma=4)
+REQUEST = requests(None, None, 24, 0.7, 3, pb.Speculation(verifier="block", gamma=4))
 
 
 async def test_texts_are_those_of_grpc(fronts: Fronts) -> None:

@@ -200,6 +200,7 @@ def bench(
     "Beside the models" is a round's time minus its forward passes.
     Goodput counts the texts that meet the objective.
     """
+    from tandem.orchestrator.v1 import orchestrator_pb2 as pb
     from tandem.tools.cli.bench_run import BenchLoad, run, run_sweep
     from tandem.tools.cli.display.bench import report, report_sweep
     from tandem.tools.load.objective import Objective
@@ -218,9 +219,8 @@ def bench(
             timeout_s=timeout,
             http=http,
         )
-        request = requests(
-            data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
-        )
+        speculation = pb.Speculation(verifier=verifier, gamma=gamma)
+        request = requests(data, prompt, max_new_tokens, temperature, seed, speculation)
         objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         if rate is not None and not math.isfinite(rate):
             raise Misconfigured("--rate must be a finite number of texts a second")

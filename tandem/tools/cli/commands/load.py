@@ -260,7 +260,7 @@ async def _warm_up(endpoint: Endpoint) -> None:
     from tandem.tools.load.generator import LoadGenerator
     from tandem.tools.load.requests import requests
 
-    request = requests(None, None, None, None, 0, verifier=None, gamma=None)
+    request = requests(None, None, None, None, 0, pb.Speculation())
     async with LoadGenerator(endpoint) as generator:
         await generator.closed_loop([request(number) for number in range(_WARM_UP)], _WARM_UP // 2)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from tandem.failure import Misconfigured
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.requests import RequestFile, requests
 from tests.support.repository import ROOT
 
@@ -17,8 +19,9 @@ PROMPTS = ROOT / "deploy" / "ghz" / "prompts.json"
 
 def asked(data: Path | None = None, **changed: object):
     given = {"prompts": None, "max_new_tokens": None, "temperature": None, "seed": 0}
-    options = {"verifier": None, "gamma": None, **given, **changed}
-    return requests(data, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {**given, **changed}
+    wanted = {name: options.pop(name) for name in ("verifier", "gamma") if name in options}
+    return requests(data, **options, speculation=pb.Speculation(**wanted))
 
 
 def test_prompts_are_taken_in_turn_with_seeds_that_go_up() -> None:
