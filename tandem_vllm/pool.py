@@ -18,6 +18,7 @@ from tandem.peers.replicas.compatibility import (
     longest_text,
     require_fit,
     require_trees,
+    wants_feedback,
 )
 from tandem.peers.replicas.membership import Replicas
 from tandem.peers.replicas.replica import Replica, least_loaded
@@ -108,7 +109,7 @@ class DrafterPool:
     def _require(self, reply: drafter_pb2.GetModelInfoResponse) -> None:
         require_fit(self._target, reply.info, "a drafter")
         require_trees(self._target, reply)
-        if reply.feedback.layers or reply.feedback.top or reply.probes:
+        if wants_feedback(reply) or reply.probes:
             raise Unavailable(
                 f"a drafter ({reply.info.model}, {reply.drafter}) reads what its target computes"
                 " (hidden states, predictions), which vLLM does not give: draft by METHOD=model"
