@@ -18,7 +18,7 @@ from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.loaded import Loaded
+from tandem.serving.loaded import LoadedService
 from tandem.serving.servicer import admission_limits
 from tandem.settings import KIB, MIB
 
@@ -28,7 +28,7 @@ _NO_EFFECT = "AHEAD has no effect: drafts of this method are not prepared"
 
 
 @dataclass(frozen=True)
-class LoadedDrafter(Loaded):
+class LoadedDrafter(LoadedService):
     """A drafter with its recipe.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafter.v1 import drafter_pb2
-from tandem.drafting.ahead.prepare import Made
+from tandem.drafting.ahead.prepare import AheadDraft
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft
 from tandem.speculation.prepared_outcome import PreparedOutcome
@@ -17,7 +17,7 @@ _OUTCOMES = {
 }
 
 
-def prepared_to(made: Made) -> drafter_pb2.DraftedStep.Prepared | None:
+def prepared_to(made: AheadDraft) -> drafter_pb2.DraftedStep.Prepared | None:
     """What was prepared of a draft; None where nothing was."""
     if made.outcome is None:
         return None

@@ -13,7 +13,7 @@ from drafter_svc.messages import prepared_to
 from drafter_svc.preparing import NOTHING_AHEAD, AheadLimits, Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
-from tandem.drafting.ahead.prepare import Ahead, Made, room_for
+from tandem.drafting.ahead.prepare import Ahead, AheadDraft, room_for
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
@@ -227,7 +227,7 @@ def _made(
     emitted: Sequence[int],
     size: DraftSize,
     feedback: Sequence[Feedback],
-) -> Steps[Made]:
+) -> Steps[AheadDraft]:
     """The steps of a draft where nothing is prepared, on the engine's thread."""
     if sequence.shaped is not None:
         try:
@@ -235,4 +235,4 @@ def _made(
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
     draft = yield from drafter.go_on(sequence, round_, emitted, size, feedback)
-    return Made(draft)
+    return AheadDraft(draft)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.randomness import Foreseen, Purpose, foresee, uniforms
+from tandem.speculation.randomness import Purpose, RandomNumbers, foresee, uniforms
 from tandem.verification.verifier import Verifier
 
 # What vLLM writes behind a text's last token, and where it pads drafts.
@@ -36,8 +36,8 @@ class TextNumbers:
     """
 
     def __init__(self, seed: int) -> None:
-        self.accepting = Foreseen(seed, Purpose.ACCEPT, uniforms)
-        self.following = Foreseen(seed, Purpose.RESIDUAL, uniforms)
+        self.accepting = RandomNumbers(seed, Purpose.ACCEPT, uniforms)
+        self.following = RandomNumbers(seed, Purpose.RESIDUAL, uniforms)
 
 
 @dataclass(frozen=True)

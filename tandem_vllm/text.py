@@ -11,7 +11,7 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest, PeerFailure, TandemError
 from tandem.peers.replicas.compatibility import longest_text
 from tandem.peers.replicas.drafter_of_text import DrafterOfText
-from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt, TextDrafter
+from tandem.peers.text.contracts import AheadWay, DraftReply, News, Prompt, TextDrafter
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
@@ -277,7 +277,7 @@ class _Checked:
         size: DraftSize,
         needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
-    ) -> Drafted:
+    ) -> DraftReply:
         """See `TextDrafter`.
 
         Raises:

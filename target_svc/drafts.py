@@ -11,7 +11,7 @@ from tandem.engine.answers import Decision, DeviceVerdict
 from tandem.engine.asks import Lap, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn
+from tandem.inference.feed import DrawnToken
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.tree import DraftSize
@@ -79,7 +79,7 @@ class OwnDrafts:
         return decision, times
 
 
-def _to_chain(method: Steps[Draft]) -> Steps[Draft | Sequence[Drawn]]:
+def _to_chain(method: Steps[Draft]) -> Steps[Draft | Sequence[DrawnToken]]:
     """A method's steps up to its draft; or, where that is a chain, up to the ask to bring it to the
     host, for whose answer the method then waits.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tandem.engine.answers import Decision, DeviceVerdict, Scored
+from tandem.engine.answers import Decision, DeviceVerdict, ScoredRows
 from tandem.engine.asks import (
     Decide,
     ReadLogProbs,
@@ -17,7 +17,7 @@ from tandem.engine.asks import (
     ToHost,
 )
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import DrawnToken, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
@@ -158,7 +158,7 @@ def verify(
     scorer: Scorer,
     sequence: TargetSequence,
     round_: int,
-    draft: Draft | Sequence[Drawn],
+    draft: Draft | Sequence[DrawnToken],
     wanted: FeedbackWanted | None = None,
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
@@ -175,7 +175,7 @@ def verify(
         wanted: feedback that the verdict brings; None for none.
     """
     parents: list[int] | None = None
-    tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
+    tokens: Sequence[int | DrawnToken] = draft.token_ids if isinstance(draft, Draft) else draft
     if isinstance(draft, Draft) and draft.parents is not None:
         places = draft.row_of_places()
         computed = draft.computed()
@@ -192,7 +192,7 @@ def verify(
         fed += probes.token_ids
     states = len(fed) if wanted is not None and wanted.columns else 0
     feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
-    everything: Scored = yield Score(scorer, feed)
+    everything: ScoredRows = yield Score(scorer, feed)
     # The rule sees the draft's rows alone.
     scored = replace(everything, count=rows) if probes else everything
     # A device computes the pass meanwhile.
@@ -220,8 +220,8 @@ def _hung(draft: Draft, rows: int) -> list[int]:
 def _decide(
     sequence: TargetSequence,
     round_: int,
-    drafted: Draft | Sequence[Drawn],
-    scored: Scored,
+    drafted: Draft | Sequence[DrawnToken],
+    scored: ScoredRows,
     wanted: FeedbackWanted | None,
     shaped: ShapedRows | None,
 ) -> Steps[Decision]:
@@ -259,7 +259,7 @@ def _decide(
 
 
 def _log_probs(
-    request: TargetRequest, scored: Scored, decision: Decision, shaped: ShapedRows | None
+    request: TargetRequest, scored: ScoredRows, decision: Decision, shaped: ShapedRows | None
 ) -> ReadLogProbs:
     """Asks for those of the emitted tokens: each at the place that it follows."""
     wanted = request.log_probs

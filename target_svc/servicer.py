@@ -12,7 +12,7 @@ from tandem.rpc.channel import age_of
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
-from tandem.serving.loaded import Loaded
+from tandem.serving.loaded import LoadedService
 from tandem.serving.model import engine_over, info_of
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
@@ -27,7 +27,7 @@ _Context = grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyR
 
 
 @dataclass(frozen=True)
-class LoadedTarget(Loaded):
+class LoadedTarget(LoadedService):
     """A target with its model.
 
     Attributes:

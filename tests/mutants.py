@@ -268,15 +268,15 @@ MUTANTS = (
     Mutant(
         "target: one number keeps and corrects",
         "tandem/speculation/randomness.py",
-        "Foreseen(seed, Purpose.RESIDUAL, uniforms, part)",
-        "Foreseen(seed, Purpose.ACCEPT, uniforms, part)",
+        "RandomNumbers(seed, Purpose.RESIDUAL, uniforms, part)",
+        "RandomNumbers(seed, Purpose.ACCEPT, uniforms, part)",
         ("tests/unit/target/test_round_numbers.py",),
     ),
     Mutant(
         "cascade: one number keeps and corrects",
         "tandem/speculation/randomness.py",
-        "Foreseen(seed, Purpose.RESIDUAL, uniforms, part)",
-        "Foreseen(seed, Purpose.ACCEPT, uniforms, part)",
+        "RandomNumbers(seed, Purpose.RESIDUAL, uniforms, part)",
+        "RandomNumbers(seed, Purpose.ACCEPT, uniforms, part)",
         ("tests/unit/drafting/composed/test_cascades.py",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tandem.drafting.decoders.shape import ACCEPTANCE
-from tandem.peers.text.contracts import Decided, Drafted
+from tandem.peers.text.contracts import DraftReply, VerdictReply
 from tandem.speculation.tree import Tree
 
 # What counts as one observation: of the first of all siblings, the second, and later ones.
@@ -91,7 +91,7 @@ class AcceptanceEstimate:
         for share in (*self._first.values(), *self._later):
             share.fade(_OTHERS_WORTH / max(share.count, _OTHERS_WORTH))
 
-    def observe(self, drafted: Drafted, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply, decided: VerdictReply) -> None:
         """Observe what became of a draft, where its context was emitted."""
         for share in self._first.values():
             share.fade(1 - 1 / _MEMORY)

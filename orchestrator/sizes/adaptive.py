@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.sizes.acceptance import AcceptanceEstimate, Chances
 from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
 from orchestrator.sizes.round_times import SLOW, Mean, RoundTimes, load_of
-from tandem.peers.text.contracts import Decided, Drafted, Expected, SizeChoice
+from tandem.peers.text.contracts import DraftReply, RoundForecast, SizeChoice, VerdictReply
 from tandem.profile import Profile
 from tandem.speculation.tree import DraftSize
 
@@ -62,10 +62,10 @@ class Adaptation:
         """That a target has."""
         return max(self._active(), 1)
 
-    def expected(self, size: DraftSize, chances: Chances) -> Expected:
+    def expected(self, size: DraftSize, chances: Chances) -> RoundForecast:
         """Of a round, where all texts have this size."""
         kept = (expected_tokens(size, chances) - 1) * self._kept.value / self._promised.value
-        return Expected(min(kept, size.gamma) + 1.0, self.times.wall(size, self.texts))
+        return RoundForecast(min(kept, size.gamma) + 1.0, self.times.wall(size, self.texts))
 
     def best_of(
         self, sizes: Sequence[DraftSize], chances: Chances, before: DraftSize | None
@@ -112,8 +112,8 @@ class Adaptation:
         self,
         size: DraftSize,
         began_ns: int,
-        drafted: Drafted | None,
-        decided: Decided,
+        drafted: DraftReply | None,
+        decided: VerdictReply,
         sizes: tuple[DraftSize, ...],
         rounds: int,
     ) -> None:
@@ -179,7 +179,7 @@ class AdaptiveSize:
         self._began_ns = self._all.clock()
         return self._choice
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         """Learn from a round."""
         size, drew, before = self._choice.size, drafted is not None, self._drew
         self._drew = drew

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.sizes.goodput import WORTH_IT
 from orchestrator.sizes.round_times import Mean, load_of
-from tandem.peers.text.contracts import AheadWay, Decided, Drafted, SizeChoice, SizePolicy
+from tandem.peers.text.contracts import AheadWay, DraftReply, SizeChoice, SizePolicy, VerdictReply
 from tandem.speculation.tree import DraftSize
 
 # A trial of a way takes `_TRIAL` rounds of each text; trials of ways that lost before take `_SHARE`
@@ -133,7 +133,7 @@ class PreparedSize:
         self._began_ns = self._all.clock()
         return choice
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         """See `SizePolicy`."""
         self._policy.observe(drafted, decided)
         here = None

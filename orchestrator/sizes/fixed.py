@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.peers.text.contracts import Decided, Drafted, SizeChoice
+from tandem.peers.text.contracts import DraftReply, SizeChoice, VerdictReply
 from tandem.speculation.tree import DraftSize
 
 
@@ -34,7 +34,7 @@ class FixedSize:
         gamma = min(self.gamma, left if self.needs_every_draft else left - 1)
         return SizeChoice(DraftSize(gamma, self.nodes if gamma else 0), rounds=left)
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         """Nothing is learnt: with a fixed length a seed repeats its text."""
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tandem.peers.text.contracts import Decided, Drafted
+from tandem.peers.text.contracts import DraftReply, VerdictReply
 from tandem.profile import Profile
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.tree import DraftSize
@@ -75,8 +75,8 @@ class RoundTimes:
         size: DraftSize,
         texts: int,
         wall_ns: float,
-        drafted: Drafted | None,
-        decided: Decided,
+        drafted: DraftReply | None,
+        decided: VerdictReply,
         weight: float = 1.0,
     ) -> bool:
         """Take a round in.

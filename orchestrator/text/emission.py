@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from orchestrator.text.stop_strings import TextStream
 from tandem.errors import InvalidRequest
-from tandem.peers.text.contracts import Decided, Drafted, Expected
+from tandem.peers.text.contracts import DraftReply, RoundForecast, VerdictReply
 from tandem.peers.text.measures import TextCounts
 from tandem.peers.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 
@@ -77,9 +77,9 @@ class Emission:
         self,
         number: int,
         emitted: list[int],
-        drafted: Drafted | None,
-        decided: Decided,
-        expected: Expected | None = None,
+        drafted: DraftReply | None,
+        decided: VerdictReply,
+        expected: RoundForecast | None = None,
     ) -> Round:
         """A round's tokens, with their origins and text."""
         gamma = nodes = 0

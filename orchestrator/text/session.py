@@ -14,7 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from orchestrator.text.emission import Emission
 from orchestrator.text.target_failover import TargetWithFailover
-from tandem.peers.text.contracts import Decided, Drafted, Expected, SizeChoice, SizePolicy
+from tandem.peers.text.contracts import (
+    DraftReply,
+    RoundForecast,
+    SizeChoice,
+    SizePolicy,
+    VerdictReply,
+)
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Generation, Round
@@ -91,7 +97,7 @@ class Session:
             self._drafter.cancel()
             self._target.cancel()
 
-    async def _round(self, choice: SizeChoice) -> tuple[Drafted | None, Decided]:
+    async def _round(self, choice: SizeChoice) -> tuple[DraftReply | None, VerdictReply]:
         """What was drafted, and the verdict; of a size that was chosen, or asked for before."""
         number, length = self._target.round + 1, self._target.length
         size, rounds = choice.size, min(choice.rounds, self._emission.left)
@@ -111,7 +117,10 @@ class Session:
         return await self._target.go_on(rounds, size)
 
     def _emit(
-        self, drafted: Drafted | None, decided: Decided, expected: Expected | None = None
+        self,
+        drafted: DraftReply | None,
+        decided: VerdictReply,
+        expected: RoundForecast | None = None,
     ) -> Round:
         """Commit a verdict: the kept tokens, and the one that follows them, if any may."""
         kept = drafted.path_to(decided.place) if drafted else []
@@ -121,7 +130,9 @@ class Session:
         with self._record.stage("detokenize", span="detokenize"):
             return self._emission.commit(self._target.round, emitted, drafted, decided, expected)
 
-    def _describe(self, choice: SizeChoice, drafted: Drafted | None, decided: Decided) -> None:
+    def _describe(
+        self, choice: SizeChoice, drafted: DraftReply | None, decided: VerdictReply
+    ) -> None:
         if self._spans.context is None:
             return
         expected = choice.expected
@@ -146,7 +157,7 @@ class Session:
             )
         self._describe_text(drafted, decided)
 
-    def _describe_text(self, drafted: Drafted | None, decided: Decided) -> None:
+    def _describe_text(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         if self._spell is None:
             return
         with harmless:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from tandem.errors import Exhausted, Unavailable
-from tandem.peers.text.contracts import Decided, Drafted, Prompt, TextPeers, TextTarget
+from tandem.peers.text.contracts import DraftReply, Prompt, TextPeers, TextTarget, VerdictReply
 from tandem.peers.text.values import Generation
 from tandem.rpc.status import notes_of
 from tandem.speculation.request.log_probs import LogProbsWanted
@@ -109,7 +109,7 @@ class TargetWithFailover:
         """
         self._target = await self._peers.target()
 
-    async def open(self) -> Decided:
+    async def open(self) -> VerdictReply:
         """Prefill; the target draws the first token of it.
 
         Raises:
@@ -119,7 +119,7 @@ class TargetWithFailover:
         assert decided is not None  # a token is drawn where there is no carry
         return self._keep(decided)
 
-    async def decide(self, drafted: Drafted | None) -> tuple[Drafted | None, Decided]:
+    async def decide(self, drafted: DraftReply | None) -> tuple[DraftReply | None, VerdictReply]:
         """Have a draft decided, in the next round.
 
         Returns:
@@ -130,7 +130,7 @@ class TargetWithFailover:
             TandemError: the target failed, and no other can go on.
         """
 
-        async def verify() -> tuple[Drafted | None, Decided]:
+        async def verify() -> tuple[DraftReply | None, VerdictReply]:
             return drafted, await self._target.verify(self.round, self.length, drafted)
 
         self.round += 1
@@ -140,7 +140,9 @@ class TargetWithFailover:
             decided_on, decided = await self._go_on_elsewhere(lost, verify)
         return decided_on, self._keep(decided)
 
-    async def go_on(self, rounds: int, size: DraftSize = _PLAIN) -> tuple[Drafted | None, Decided]:
+    async def go_on(
+        self, rounds: int, size: DraftSize = _PLAIN
+    ) -> tuple[DraftReply | None, VerdictReply]:
         """The next round that the target does by itself; it need not be asked for each.
 
         Args:
@@ -166,7 +168,7 @@ class TargetWithFailover:
             self.round += self.ahead
             self.ahead = 0
 
-            async def once() -> tuple[Drafted | None, Decided]:
+            async def once() -> tuple[DraftReply | None, VerdictReply]:
                 self._target.ask_rounds(self.round, self.length, 1, size)
                 return await self._target.next_round(self.round, self.length)
 
@@ -188,8 +190,10 @@ class TargetWithFailover:
         self.ahead = wanted
 
     async def _go_on_elsewhere(
-        self, lost: Unavailable, owed: Callable[[], Awaitable[tuple[Drafted | None, Decided]]]
-    ) -> tuple[Drafted | None, Decided]:
+        self,
+        lost: Unavailable,
+        owed: Callable[[], Awaitable[tuple[DraftReply | None, VerdictReply]]],
+    ) -> tuple[DraftReply | None, VerdictReply]:
         """Open another target, which draws a token.
 
         Args:
@@ -209,7 +213,7 @@ class TargetWithFailover:
             except Unavailable as again:
                 lost = again
 
-    async def _open_any(self) -> Decided | None:
+    async def _open_any(self) -> VerdictReply | None:
         """Open the target, or the next one that can be."""
         rule = self._generation.rule
         sizes = self._generation.sizes
@@ -226,7 +230,7 @@ class TargetWithFailover:
         self._target = await self._peers.next_target(lost)
         _log.warning("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
 
-    def _keep(self, decided: Decided) -> Decided:
+    def _keep(self, decided: VerdictReply) -> VerdictReply:
         self._carry = decided.carry
         return decided
 

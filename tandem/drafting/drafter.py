@@ -17,7 +17,7 @@ from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted
-from tandem.speculation.randomness import Foreseen, Purpose, digits
+from tandem.speculation.randomness import Purpose, RandomNumbers, digits
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftShape, DraftSize
 
@@ -55,10 +55,10 @@ class DraftSequence:
     threshold: Threshold | None = None
     assumed: list[int] = field(default_factory=list)
     within: DraftSequence | None = None
-    numbers: Foreseen = field(init=False)
+    numbers: RandomNumbers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.numbers = Foreseen(self.sampling.seed, Purpose.DRAFT, digits)
+        self.numbers = RandomNumbers(self.sampling.seed, Purpose.DRAFT, digits)
 
     def shaped_rows(self, paths: Sequence[Sequence[int] | None]) -> ShapedRows | None:
         """What applies behind the text and drafted tokens, see `ShapedText.rows`."""

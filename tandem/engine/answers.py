@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.inference.feed import Drawn
+from tandem.inference.feed import DrawnToken
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback, FeedbackWanted
 from tandem.speculation.request.log_probs import TokenLogProb
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # methods without a model run where torch is not installed
 
 
 @dataclass(slots=True, eq=False)
-class Reviewed:
+class ReviewAnswer:
     """What a reviewer made of a draft, on the host.
 
     Attributes:
@@ -50,7 +50,7 @@ class DrawnTree:
 
 
 @dataclass(slots=True, eq=False)
-class Scored:
+class ScoredRows:
     """A job's rows of a pass.
 
     Attributes:
@@ -127,7 +127,7 @@ class DeviceVerdict:
 
     verdicts: Verdicts
     index: int
-    draft: Draft | Sequence[Drawn]
+    draft: Draft | Sequence[DrawnToken]
     feedback: DeviceFeedback | None = None
 
 

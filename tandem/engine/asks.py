@@ -11,13 +11,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem.engine.answers import DeviceVerdict, Scored
+from tandem.engine.answers import DeviceVerdict, ScoredRows
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import DrawnToken, Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted, Row
-from tandem.speculation.randomness import Foreseen, VerdictNumbers
+from tandem.speculation.randomness import RandomNumbers, VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Take:
-    """Take a prompt in, chunk by chunk. The answer is `Scored`, as of a `Score` of its end.
+    """Take a prompt in, chunk by chunk. The answer is `ScoredRows`, as of a `Score` of its end.
 
     Attributes:
         scorer: whose cache it goes to.
@@ -54,7 +54,7 @@ class Take:
     def chunk(self, count: int) -> Feed:
         """The next so many tokens; rows come with the last ones."""
         feed = self.feed
-        assert not isinstance(feed.token_ids, Drawn)  # a prompt is known
+        assert not isinstance(feed.token_ids, DrawnToken)  # a prompt is known
         end = self.taken + count
         behind = len(feed.token_ids) - end  # tokens after the chunk
         return Feed(
@@ -67,7 +67,7 @@ class Take:
 
 @dataclass(slots=True, eq=False)
 class Score:
-    """Compute the feed's tokens; the answer is `Scored`."""
+    """Compute the feed's tokens; the answer is `ScoredRows`."""
 
     scorer: Scorer
     feed: Feed
@@ -89,7 +89,7 @@ class Truncation:
 @dataclass(slots=True, eq=False)
 class Draw:
     """Compute the feed's tokens and draw behind each of its rows, shaped by the request's sampling,
-    truncated and rounded; the answer is a list of `Drawn`, row by row.
+    truncated and rounded; the answer is a list of `DrawnToken`, row by row.
 
     Attributes:
         scorer: whose rows they are.
@@ -117,13 +117,13 @@ class Draw:
     sampling: Sampling
     truncation: Truncation
     vocab_size: int
-    numbers: Foreseen
+    numbers: RandomNumbers
     round: int
     node: int
     nodes: int
     counts: Sequence[int] = (1,)
     distinct: bool = False
-    earlier: Sequence[Drawn] = ()
+    earlier: Sequence[DrawnToken] = ()
     rows: Sequence[int] | None = None
     shaped: ShapedRows | None = None
     confident: bool = False
@@ -172,8 +172,8 @@ class Decide:
     """
 
     rule: Verifier[Any]
-    draft: Draft | Sequence[Drawn]
-    scored: Scored
+    draft: Draft | Sequence[DrawnToken]
+    scored: ScoredRows
     sampling: Sampling
     carry: Any
     numbers: VerdictNumbers
@@ -202,14 +202,14 @@ class DrawFrom:
     sampling: Sampling
     truncation: Truncation
     vocab_size: int
-    numbers: Foreseen
+    numbers: RandomNumbers
     round: int
 
 
 @dataclass(slots=True, eq=False)
 class Review:
     """Have a model decide a draft as a target does: by its own distributions, processed, truncated
-    and rounded as a drafter's. The answer is `Reviewed`.
+    and rounded as a drafter's. The answer is `ReviewAnswer`.
 
     Attributes:
         scorer: that reviews.
@@ -248,7 +248,7 @@ class ReadTokens:
             is `confident`, the model's own probability of it, since its row is all on it.
     """
 
-    drawn: Sequence[Drawn]
+    drawn: Sequence[DrawnToken]
     shares: bool = False
 
 
@@ -265,7 +265,7 @@ class ReadLogProbs:
         shaped: what applies to the rows before; None for nothing.
     """
 
-    scored: Scored
+    scored: ScoredRows
     rows: Sequence[int]
     token_ids: Sequence[int]
     top: int
@@ -275,7 +275,8 @@ class ReadLogProbs:
 
 @dataclass(slots=True, eq=False)
 class ToHost:
-    """Bring answers to the host: several `Drawn` as a `Draft`, a `DeviceVerdict` as a `Decision`.
+    """Bring answers to the host: several `DrawnToken` as a `Draft`, a `DeviceVerdict` as a
+    `Decision`.
 
     Attributes:
         answers: what to bring.
@@ -284,7 +285,7 @@ class ToHost:
         distinct: siblings were drawn without replacement.
     """
 
-    answers: Sequence[Drawn] | DeviceVerdict
+    answers: Sequence[DrawnToken] | DeviceVerdict
     places: Sequence[int] | None = None
     distinct: bool = False
 

@@ -15,7 +15,7 @@ import structlog
 from tandem.engine.admission import Admission, AdmittedSequence
 from tandem.engine.asks import Steps
 from tandem.engine.gathering import Gathering
-from tandem.engine.job import Job, Reported
+from tandem.engine.job import Job, JobReport
 from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
 from tandem.telemetry.stages import StageTimes
@@ -307,13 +307,13 @@ class Engine:
     def _wake(
         self,
         jobs: Sequence[Job[Any]],
-        reported: Sequence[tuple[Job[Any], Sequence[Reported]]] = (),
+        reported: Sequence[tuple[Job[Any], Sequence[JobReport]]] = (),
     ) -> None:
         if jobs or reported:
             self._on_loop(partial(self._resolve, jobs, reported))
 
     def _resolve(
-        self, jobs: Sequence[Job[Any]], reported: Sequence[tuple[Job[Any], Sequence[Reported]]]
+        self, jobs: Sequence[Job[Any]], reported: Sequence[tuple[Job[Any], Sequence[JobReport]]]
     ) -> None:
         answered: list[Answered] = []
         for job, reports in reported:

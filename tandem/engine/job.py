@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class JobReport:
     """A result that came before a job's end.
 
     Attributes:
@@ -63,7 +63,7 @@ class Job(Generic[T]):
     on_report: Callable[[Any, StageTimes], None] | None = None
     result: T | None = None
     times: StageTimes = field(default_factory=StageTimes)
-    reports: list[Reported] = field(default_factory=list)
+    reports: list[JobReport] = field(default_factory=list)
     done: asyncio.Future[T] = field(init=False)
     arrived_ns: int = field(init=False)
     idle_ns: int = field(init=False)
@@ -122,7 +122,7 @@ class Job(Generic[T]):
     def report(self, result: Any) -> None:
         """Keep a result for the end of the step, and go on."""
         laps, self._laps = self._laps, []
-        self.reports.append(Reported(result, self._turn(), laps))
+        self.reports.append(JobReport(result, self._turn(), laps))
         self.resume()
 
     def _lap(self, step: str) -> StageTimes:
@@ -137,12 +137,12 @@ class Job(Generic[T]):
         self.times = StageTimes(stamps=None if times.stamps is None else [])
         return times
 
-    def take_reports(self) -> Sequence[Reported]:
+    def take_reports(self) -> Sequence[JobReport]:
         """Those that nobody was told of yet. Engine thread."""
         reports, self.reports = self.reports, []
         return reports
 
-    def tell(self, reports: Sequence[Reported]) -> None:
+    def tell(self, reports: Sequence[JobReport]) -> None:
         """Hand reports over, unless nobody waits for the job any more. Event loop."""
         for reported in reports:
             if self.on_report is not None and not self.done.cancelled():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.engine.answers import DeviceVerdict, Scored
+from tandem.engine.answers import DeviceVerdict, ScoredRows
 from tandem.engine.asks import (
     Decide,
     Draw,
@@ -31,7 +31,7 @@ from tandem.engine.numbers.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.engine.numbers.reviews import review
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import DrawnToken, Feed
 from tandem.inference.output import PassOutput
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import write
@@ -172,7 +172,7 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
             if ask.left:
                 continue
         assert isinstance(ask, (Take, Score))
-        scored = Scored(logits, first, ask.feed.rows)
+        scored = ScoredRows(logits, first, ask.feed.rows)
         if ask.feed.states:
             scored.prompt_states = ask.feed.states - ask.feed.rows
             if isinstance(ask, Take):
@@ -201,7 +201,7 @@ def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:
         drawn = draw([one.ask for one in chosen], logits, [one.row for one in chosen])
         for one, answer in zip(chosen, drawn, strict=True):
             one.answer = answer
-    answers: dict[Job[Any], list[list[Drawn]]] = {}
+    answers: dict[Job[Any], list[list[DrawnToken]]] = {}
     for one in drawing:
         answers.setdefault(one.job, []).append(one.answer)
     for job, each in answers.items():
@@ -222,7 +222,7 @@ class _Drawing:
     job: Job[Any]
     ask: Draw
     row: int
-    answer: list[Drawn] = field(default_factory=list)
+    answer: list[DrawnToken] = field(default_factory=list)
 
     @property
     def kind(self) -> tuple[Truncation, bool, bool]:

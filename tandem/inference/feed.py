@@ -44,7 +44,7 @@ class Draws:
 
 
 @dataclass(slots=True, eq=False)
-class Drawn:
+class DrawnToken:
     """One sequence's draw: the one at `index` among a step's."""
 
     draws: Draws
@@ -78,16 +78,16 @@ class Feed:
     """
 
     cache: SequenceCache
-    token_ids: Sequence[int | Drawn] | Drawn
+    token_ids: Sequence[int | DrawnToken] | DrawnToken
     rows: int
     parents: Sequence[int] | None = None
     states: int = 0
     features: Sequence[npt.NDArray[Any] | Tensor] | None = None
 
 
-def listed(token_ids: Sequence[int | Drawn] | Drawn) -> Sequence[int | Drawn]:
+def listed(token_ids: Sequence[int | DrawnToken] | DrawnToken) -> Sequence[int | DrawnToken]:
     """The tokens of a feed, one by one."""
-    return (token_ids,) if isinstance(token_ids, Drawn) else token_ids
+    return (token_ids,) if isinstance(token_ids, DrawnToken) else token_ids
 
 
 def again(feed: Feed) -> Feed:

@@ -13,7 +13,7 @@ from tandem.shaping.grammar import Grammars
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedService:
     """What a service is, once it is ready.
 
     Attributes:

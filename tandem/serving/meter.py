@@ -10,7 +10,7 @@ from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.stages import ENGINE_STAGES, name_of
 
 if TYPE_CHECKING:
-    from tandem.serving.loaded import Loaded
+    from tandem.serving.loaded import LoadedService
     from tandem.telemetry.metrics.instruments import Instruments
 
 _NS = 1e-9
@@ -25,7 +25,7 @@ class EngineMeter:
         loaded: the engine, and the model that scores.
     """
 
-    def __init__(self, instruments: Instruments, loaded: Loaded) -> None:
+    def __init__(self, instruments: Instruments, loaded: LoadedService) -> None:
         role = instruments.role
         self._step = _STEPS[role]
         self._stages = {

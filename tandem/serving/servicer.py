@@ -11,12 +11,12 @@ from tandem.engine.admission import AdmissionLimits
 from tandem.errors import Unavailable
 from tandem.rpc.streams.server import StreamLimits, Streams
 from tandem.serving.background import in_daemon_thread
-from tandem.serving.loaded import Loaded
+from tandem.serving.loaded import LoadedService
 from tandem.settings import ModelSettings
 from tandem.telemetry.metrics.readers import metering_of
 
 M = TypeVar("M", bound=ModelSettings)
-L = TypeVar("L", bound="Loaded")
+L = TypeVar("L", bound="LoadedService")
 
 
 class EngineServicer(ABC, Generic[M, L]):

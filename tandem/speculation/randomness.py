@@ -71,7 +71,7 @@ def digits(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return np.stack((words[0], words[1]), -1).astype(np.int64)
 
 
-class Foreseen:
+class RandomNumbers:
     """A request's random numbers of one purpose, computed for many rounds at a time.
 
     A call of Philox costs some 70 microseconds for one number and about as much for a hundred.
@@ -120,15 +120,15 @@ class VerdictNumbers(NamedTuple):
         following: draw what follows the kept ones.
     """
 
-    accepting: Foreseen
-    following: Foreseen
+    accepting: RandomNumbers
+    following: RandomNumbers
 
     @classmethod
     def of(cls, seed: int, part: int = 0) -> VerdictNumbers:
-        """Those of a request; for a part of a recipe, see `Foreseen`."""
+        """Those of a request; for a part of a recipe, see `RandomNumbers`."""
         return cls(
-            Foreseen(seed, Purpose.ACCEPT, uniforms, part),
-            Foreseen(seed, Purpose.RESIDUAL, uniforms, part),
+            RandomNumbers(seed, Purpose.ACCEPT, uniforms, part),
+            RandomNumbers(seed, Purpose.RESIDUAL, uniforms, part),
         )
 
 
@@ -137,11 +137,11 @@ class VerdictNumbers(NamedTuple):
 _ROUNDS_AHEAD = 16
 
 
-def foresee(wanted: Sequence[tuple[Foreseen, int, int]]) -> None:
+def foresee(wanted: Sequence[tuple[RandomNumbers, int, int]]) -> None:
     """Compute numbers of many requests in one call.
 
     Args:
-        wanted: for each request, its `Foreseen`, the first round, and the numbers per round.
+        wanted: for each request, its `RandomNumbers`, the first round, and the numbers per round.
     """
     counters, keys, shapes = [], [], []
     for foreseen, round_, count in wanted:

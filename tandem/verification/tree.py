@@ -18,7 +18,7 @@ from tandem.speculation.proposal import NodeLayout, Proposal
 from tandem.speculation.tree_batch import Siblings, TreeBatch
 
 
-class Judged(Protocol):
+class Judgement(Protocol):
     """A rule's judgement of a batch of rounds."""
 
     def accept(self) -> Tensor:
@@ -35,7 +35,7 @@ class TreeRule(ABC):
     """A rule's form for trees."""
 
     @abstractmethod
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judgement:
         """Prepare a batch of trees; target_probs [B, N+1, V] has a row for each place."""
 
     @abstractmethod

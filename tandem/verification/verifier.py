@@ -22,7 +22,7 @@ from tandem.speculation.tree import DraftShape
 from tandem.verification.chain import View
 from tandem.verification.kernels.chains import FusedVerdict
 from tandem.verification.kernels.trees import FusedTreeVerdict
-from tandem.verification.tree import Judged, TreeRule
+from tandem.verification.tree import Judgement, TreeRule
 
 W = TypeVar("W", bound=View)
 
@@ -177,7 +177,7 @@ class Verifier(ABC, Generic[W]):
 
     def judged(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
-    ) -> Judged:
+    ) -> Judgement:
         """The judgement behind `accept_probabilities` and `residual_weights`.
 
         Raises:

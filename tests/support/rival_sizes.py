@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.sizes.goodput import PLAIN
-from tandem.peers.text.contracts import Decided, Drafted, SizeChoice, SizePolicy
+from tandem.peers.text.contracts import DraftReply, SizeChoice, SizePolicy, VerdictReply
 from tandem.profile import Profile
 from tandem.speculation.tree import DraftSize
 from tests.support.simulated_services import SimulatedServices
@@ -23,7 +23,7 @@ class Steps:
     def choose(self, left: int) -> SizeChoice:
         return SizeChoice(DraftSize(min(int(self._gamma), left - 1)))
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         if drafted is not None:
             more = 2 if decided.num_accepted == drafted.gamma else -1
             self._gamma = min(max(self._gamma + more, 1), self._longest)
@@ -58,7 +58,7 @@ class ByProfile:
             size, self._plain = DraftSize(1), 0
         return SizeChoice(size if size.gamma < left else PLAIN)
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         if drafted is not None and drafted.gamma:
             tried = min(decided.num_accepted + 1, drafted.gamma)
             for at in range(tried):

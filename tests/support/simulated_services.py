@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
-from tandem.peers.text.contracts import Decided, Drafted, SizePolicy
+from tandem.peers.text.contracts import DraftReply, SizePolicy, VerdictReply
 from tandem.profile import Profile
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
@@ -187,7 +187,7 @@ class SimulatedServices:
 
     def _outcome(
         self, size: DraftSize, others: Sequence[DraftSize]
-    ) -> tuple[Drafted | None, Decided]:
+    ) -> tuple[DraftReply | None, VerdictReply]:
         gamma, kept = size.gamma, 0
         while kept < gamma and self._random.random() < self.acceptance:
             kept += 1
@@ -199,11 +199,11 @@ class SimulatedServices:
         overlaps = [
             min(max(self._random.gauss(self.acceptance, 0.25), 0.0), 1.0) for _ in range(gamma)
         ]
-        verdict = Decided(
+        verdict = VerdictReply(
             kept, kept, 0, overlaps, StageTimes(forward_ns=verify_ns, batch_size=1 + len(others))
         )
         if not gamma:
             return None, verdict
-        return Drafted(
+        return DraftReply(
             [0] * gamma, None, None, 0, StageTimes(forward_ns=draft_ns, batch_size=1 + len(others))
         ), verdict

@@ -28,7 +28,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedText:
     """A text of a call.
 
     Attributes:
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Telling:
+class ReplyDetail:
     """How much of texts is told.
 
     Attributes:
@@ -64,7 +64,7 @@ class Telling:
     most_calls: int | None = None
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client has left."""
 
 
@@ -86,8 +86,8 @@ class HttpAnswer:
         texts: Texts,
         calls: OpenCalls,
         form: Form,
-        telling: Telling,
-        wanted: Sequence[Wanted],
+        telling: ReplyDetail,
+        wanted: Sequence[WantedText],
         client: Callable[[], ReadingClient],
         metadata: Mapping[str, str],
     ) -> None:
@@ -105,7 +105,7 @@ class HttpAnswer:
         """
         choices: list[Json] = [{} for _ in self._wanted]
 
-        async def make(index: int, wanted: Wanted) -> None:
+        async def make(index: int, wanted: WantedText) -> None:
             parts, tokens, log_probs = [wanted.before], list[Json](), self._log_probs(wanted)
 
             async def take(event: Round | Summary) -> None:
@@ -160,14 +160,14 @@ class HttpAnswer:
                 if body or not more:
                     await send({"type": "http.response.body", "body": body, "more_body": more})
 
-        async def make(index: int, wanted: Wanted) -> None:
+        async def make(index: int, wanted: WantedText) -> None:
             client = self._client()
             parts = self._parts(index, wanted)
             await self._make(wanted, client, lambda event: client.take(put(*parts(event))))
 
         try:
             await self._all(make, receive)
-        except (IdleTimeout, Gone):
+        except (IdleTimeout, ClientGone):
             raise
         except (Exception, asyncio.CancelledError) as error:
             if not begun:
@@ -183,7 +183,7 @@ class HttpAnswer:
         finally:
             client.close()
 
-    def _parts(self, index: int, wanted: Wanted) -> Callable[[Round | Summary], list[bytes]]:
+    def _parts(self, index: int, wanted: WantedText) -> Callable[[Round | Summary], list[bytes]]:
         """What is sent of each event of a text."""
         opening = self._form.first(index)
         before, called, reader = wanted.before, 0, self._reader()
@@ -223,7 +223,7 @@ class HttpAnswer:
 
         return parts
 
-    def _log_probs(self, wanted: Wanted) -> TextLogProbs | None:
+    def _log_probs(self, wanted: WantedText) -> TextLogProbs | None:
         """Of one text; None where none are asked for."""
         if wanted.request.log_probs is None:
             return None
@@ -241,7 +241,7 @@ class HttpAnswer:
 
     async def _make(
         self,
-        wanted: Wanted,
+        wanted: WantedText,
         client: ReadingClient,
         take: Callable[[Round | Summary], Awaitable[None]],
     ) -> None:
@@ -262,18 +262,20 @@ class HttpAnswer:
         finally:
             client.close()
 
-    async def _all(self, make: Callable[[int, Wanted], Awaitable[None]], receive: Receive) -> None:
+    async def _all(
+        self, make: Callable[[int, WantedText], Awaitable[None]], receive: Receive
+    ) -> None:
         """Make all texts at once; the first failure, or a client that leaves, ends the others."""
 
         async def leave() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            raise Gone
+            raise ClientGone
 
         # More at once than places would only wait for each other.
         places = asyncio.Semaphore(max(self._texts.queue.places, 1))
 
-        async def in_turn(index: int, wanted: Wanted) -> None:
+        async def in_turn(index: int, wanted: WantedText) -> None:
             async with places:
                 await make(index, wanted)
 

@@ -18,7 +18,7 @@ import tandem
 from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http.access import Access
-from orchestrator.front.http.answer import HttpAnswer, Telling, Wanted
+from orchestrator.front.http.answer import HttpAnswer, ReplyDetail, WantedText
 from orchestrator.front.http.bodies.chat import ChatBody
 from orchestrator.front.http.bodies.completion import CompletionBody
 from orchestrator.front.http.bodies.generating import Generating, StreamOptions
@@ -40,7 +40,7 @@ from tandem.rpc.security.tokens import BearerTokens
 from tandem.settings import MIB
 
 G = TypeVar("G", bound=Generating)
-TextsOf = Callable[[HttpCall, G, Validator], Awaitable[list[Wanted]]]
+TextsOf = Callable[[HttpCall, G, Validator], Awaitable[list[WantedText]]]
 
 _EVENTS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -194,7 +194,7 @@ class HttpFront:
 
     async def _of_prompts(
         self, call: HttpCall, body: CompletionBody, validator: Validator
-    ) -> list[Wanted]:
+    ) -> list[WantedText]:
         prompts = body.prompts
         wanted = self._wanted(call, body, prompts)
         if not body.echo:
@@ -212,7 +212,9 @@ class HttpFront:
             replace(text, before=before[text.prompt], begins=begins[text.prompt]) for text in wanted
         ]
 
-    async def _of_chat(self, call: HttpCall, body: ChatBody, validator: Validator) -> list[Wanted]:
+    async def _of_chat(
+        self, call: HttpCall, body: ChatBody, validator: Validator
+    ) -> list[WantedText]:
         prompt = await asyncio.to_thread(
             validator.chat_template.render,
             [message.fields(i) for i, message in enumerate(body.messages)],
@@ -230,7 +232,7 @@ class HttpFront:
         prompts: Sequence[str | list[int]],
         *,
         special: bool = True,
-    ) -> list[Wanted]:
+    ) -> list[WantedText]:
         """The texts of a call: `n` of each prompt, one prompt after the other."""
         each = body.n or 1
         count, most = each * len(prompts), self._settings.http_texts
@@ -243,7 +245,7 @@ class HttpFront:
         for prompt, text in enumerate(prompts):
             for choice in range(prompt * each, (prompt + 1) * each):
                 own = call.request_id if count == 1 else messages.part_of(call.request_id, choice)
-                found.append(Wanted(body.request(text, choice, own, special=special), prompt))
+                found.append(WantedText(body.request(text, choice, own, special=special), prompt))
         return found
 
     async def _answer(
@@ -252,7 +254,7 @@ class HttpFront:
         body: Generating,
         texts: Texts,
         form: Form,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[WantedText],
     ) -> None:
         """Make the texts, and reply with them."""
         settings, options = self._settings, body.stream_options or StreamOptions()
@@ -260,7 +262,7 @@ class HttpFront:
         def client() -> ReadingClient:
             return ReadingClient(call.caller, settings.idle_seconds, settings.reading_seconds)
 
-        telling = Telling(
+        telling = ReplyDetail(
             body.tandem.tokens,
             body.include_stop_str_in_output,
             bool(options.include_usage),

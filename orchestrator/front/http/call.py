@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from orchestrator.front.http import errors, replies
 from orchestrator.front.http.access import Access
-from orchestrator.front.http.answer import Gone
+from orchestrator.front.http.answer import ClientGone
 from orchestrator.front.http.bodies import reading
 from orchestrator.front.http.bodies.fields import Body
 from orchestrator.front.http.replies import Json
@@ -94,7 +94,7 @@ class HttpCall:
         except TimeoutError:
             raise IdleTimeout(f"the body did not come within {seconds:g} s") from None
         except ClientDisconnect:
-            raise Gone from None
+            raise ClientGone from None
         body = b"".join(parts)
         if size > _LARGE:
             return await asyncio.to_thread(reading.read, kind, body, unknown=unknown)
@@ -153,7 +153,7 @@ class HttpEndpoint:
         try:
             call.identify(self._access)
             await self._handler(call)
-        except Gone:
+        except ClientGone:
             pass
         except TandemError as error:
             if notes := notes_of(error):

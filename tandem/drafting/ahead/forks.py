@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.drafting.drafter import DraftSequence
-from tandem.inference.feed import Drawn, Feed, listed
+from tandem.inference.feed import DrawnToken, Feed, listed
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 from tandem.inference.kv.extents import SequenceCache
-from tandem.speculation.randomness import Foreseen
+from tandem.speculation.randomness import RandomNumbers
 
 # Tokens of a text that is copied as one.
 _LONG = 32
@@ -62,7 +62,7 @@ class ForkedCache:
         self.path += [self.rows[row - 1] for row in path]
         self.rows, self.branches = [], NO_BRANCHES
 
-    def placed(self, feed: Feed, before: int) -> Placed:
+    def placed(self, feed: Feed, before: int) -> PlacedFeed:
         """Where a feed of the fork goes, with so many rows before it in the real cache."""
         parents = list(feed.parents or ())
         count = len(feed.token_ids)
@@ -74,7 +74,7 @@ class ForkedCache:
         branches = (NO_BRANCHES if line else self.branches).grown(parents)
         above = [self.path[-1] if self.path else 0, *new[: line - 1]] if line else []
         above += [rows[parent - 1] if parent else end for parent in parents]
-        return Placed(self, listed(feed.token_ids), above, path, rows, branches)
+        return PlacedFeed(self, listed(feed.token_ids), above, path, rows, branches)
 
     def adopt(self) -> None:
         """Make the real cache what the fork is."""
@@ -82,7 +82,7 @@ class ForkedCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedFeed:
     """A fork's feed in the real cache.
 
     Attributes:
@@ -95,7 +95,7 @@ class Placed:
     """
 
     fork: ForkedCache
-    token_ids: Sequence[int | Drawn]
+    token_ids: Sequence[int | DrawnToken]
     parents: Sequence[int]
     path: list[int]
     rows: list[int]
@@ -107,7 +107,7 @@ class Placed:
         fork.path, fork.rows, fork.branches = self.path, self.rows, self.branches
 
 
-class Copied:
+class Copies:
     """Copies of an object, with stand-ins for some of what it holds.
 
     Args:
@@ -130,7 +130,7 @@ class Copied:
         place = self._stands.get(id(one))
         if place is not None:
             return "stands", place
-        kind = "numbers" if isinstance(one, Foreseen) else "text" if _is_text(one) else ""
+        kind = "numbers" if isinstance(one, RandomNumbers) else "text" if _is_text(one) else ""
         if not kind:
             return None
         self._kept.append(one)
@@ -166,6 +166,6 @@ def adopted(sequence: DraftSequence, fork: DraftSequence) -> None:
     forks = fork.caches
     for cache in forks:
         cache.adopt()
-    behind: DraftSequence = Copied(fork, forks).copy(sequence.caches, last=True)
+    behind: DraftSequence = Copies(fork, forks).copy(sequence.caches, last=True)
     sequence.token_ids, sequence.state = behind.token_ids, behind.state
     sequence.threshold = behind.threshold

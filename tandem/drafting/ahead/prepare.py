@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tandem.drafting.ahead.forks import Copied, ForkedCache, Placed, adopted
+from tandem.drafting.ahead.forks import Copies, ForkedCache, PlacedFeed, adopted
 from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.shape import ACCEPTANCE
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.answers import Scored
+from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import (
     Ask,
     Draw,
@@ -25,7 +25,7 @@ from tandem.engine.asks import (
     ToHostTogether,
 )
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import DrawnToken, Feed
 from tandem.inference.kv.extents import Mark
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
@@ -38,7 +38,7 @@ _FOLLOWING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class AheadDraft:
     """A draft, and what was prepared of it.
 
     Attributes:
@@ -133,7 +133,7 @@ class Preparation:
         forks = self._fork(looks)
         following = yield from self._look(looks, forks[0])
         outcomes = likeliest_outcomes(self.draft, following, self.acceptance, self.most)
-        copied = Copied(self.sequence, self.sequence.caches)
+        copied = Copies(self.sequence, self.sequence.caches)
         for outcome in outcomes:
             end = len(self.sequence.token_ids) + len(outcome.token_ids) + self.size.gamma
             if end <= self.longest:
@@ -160,7 +160,7 @@ class Preparation:
         parents = [0, *(before + 1 + place for place in self.draft.places())]
         tokens = [self.sequence.token_ids[-1], *self.draft.token_ids]
         known = [min(token, scorer.vocab_size - 1) for token in tokens]
-        scored: Scored = yield Score(scorer, Feed(fork.real, known, places, parents))
+        scored: ScoredRows = yield Score(scorer, Feed(fork.real, known, places, parents))
         sampling = self.sequence.sampling
         law = None if sampling.greedy else sampling
         told: list[TokenLogProb] = yield ReadLogProbs(
@@ -170,13 +170,15 @@ class Preparation:
         return [[each for each in one.top if each[0] < most] for one in told]
 
     def _begin(
-        self, copied: Copied, forks: Sequence[ForkedCache], outcome: RoundOutcome
+        self, copied: Copies, forks: Sequence[ForkedCache], outcome: RoundOutcome
     ) -> _Candidate:
         own: DraftSequence = copied.copy([fork.twin() for fork in forks])
         steps = self.drafter.go_on(own, self.round_ + 1, outcome.token_ids, self.size)
         return _Candidate(outcome, own, steps)
 
-    def resolve(self, round_: int, emitted: Sequence[int], size: DraftSize) -> Steps[Made | None]:
+    def resolve(
+        self, round_: int, emitted: Sequence[int], size: DraftSize
+    ) -> Steps[AheadDraft | None]:
         """The draft of the next round if its outcome is prepared, which depends on the outcome and
         the size alone; else None, and all is as if nothing had been prepared."""
         asked_ns, drafts = time.perf_counter_ns(), self.drafts
@@ -191,7 +193,7 @@ class Preparation:
             return None
         adopted(self.sequence, found.sequence)
         self._marks = []
-        return Made(found.draft, came, max(asked_ns - found.since_ns, 0), drafts)
+        return AheadDraft(found.draft, came, max(asked_ns - found.since_ns, 0), drafts)
 
     def forget(self) -> None:
         """Leave the sequence as it was."""
@@ -232,9 +234,9 @@ def _draw(drawing: Sequence[_Candidate]) -> Steps[None]:
     scorer = asks[0].scorer
     real = cast("ForkedCache", asks[0].feed.cache).real
     room = real.capacity - real.length - len(real.branches)
-    tokens: list[int | Drawn] = []
+    tokens: list[int | DrawnToken] = []
     parents: list[int] = []
-    chosen: list[tuple[_Candidate, Draw, Placed]] = []
+    chosen: list[tuple[_Candidate, Draw, PlacedFeed]] = []
     for one, ask in zip(drawing, asks, strict=True):
         if ask.scorer is not scorer:
             continue
@@ -320,7 +322,7 @@ class Ahead:
         emitted: Sequence[int],
         size: DraftSize,
         feedback: Sequence[Feedback],
-    ) -> Steps[Made]:
+    ) -> Steps[AheadDraft]:
         """As `Drafter.go_on`, by what is prepared where its outcome came."""
         prepared, self._prepared = self._prepared, None
         drafts = 0
@@ -331,4 +333,4 @@ class Ahead:
             if made is not None:
                 return made
         draft = yield from self._drafter.go_on(self._sequence, round_, emitted, size, feedback)
-        return Made(draft, PreparedOutcome.MISS if drafts else None, drafts=drafts)
+        return AheadDraft(draft, PreparedOutcome.MISS if drafts else None, drafts=drafts)

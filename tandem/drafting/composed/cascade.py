@@ -18,7 +18,7 @@ from tandem.drafting.composed.parts import assume, begin_part, draft_chain, sett
 from tandem.drafting.decoders.model import ModelDrafter, ModelRecipe, cache_of
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.lookups.lookup import LookupRecipe
-from tandem.engine.answers import Reviewed
+from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
@@ -120,7 +120,7 @@ class CascadeDrafter(Drafter):
         tokens: Sequence[int],
         guess: Draft,
         left: int,
-    ) -> Steps[Reviewed]:
+    ) -> Steps[ReviewAnswer]:
         """Have a guess decided behind the tokens of the draft so far; the reviewer's cache holds
         what is kept."""
         own: _Cascaded = sequence.state
@@ -135,7 +135,7 @@ class CascadeDrafter(Drafter):
         # What fills the draft has nothing behind it.
         fed = guess.token_ids[:-1] if len(guess) == left else guess.token_ids
         paths = [[*tokens, *guess.token_ids[:n]] for n in range(len(fed) + 1)]
-        reviewed: Reviewed = yield Review(
+        reviewed: ReviewAnswer = yield Review(
             scorer=self._reviewer.scorer,
             feed=Feed(cache_of(reviewer), self._reviewer.known([*news, *fed]), len(fed) + 1),
             guess=guess,

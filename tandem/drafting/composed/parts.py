@@ -8,7 +8,7 @@ from tandem.drafting.drafter import DraftedVocabulary, Drafter, DraftSequence
 from tandem.engine.asks import Steps, ToHost, ToHostTogether
 from tandem.errors import StartupError
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Foreseen, Purpose, digits
+from tandem.speculation.randomness import Purpose, RandomNumbers, digits
 
 
 def begin_part(
@@ -25,7 +25,7 @@ def begin_part(
         list(sequence.token_ids), sequence.sampling, sequence.vocab_size, sequence.nodes
     )
     own.caches, own.shaped, own.within = list(caches), sequence.shaped, sequence
-    own.numbers = Foreseen(sequence.sampling.seed, Purpose.DRAFT, digits, drafter.part)
+    own.numbers = RandomNumbers(sequence.sampling.seed, Purpose.DRAFT, digits, drafter.part)
     yield from drafter.open(own)
     return own
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine.asks import ReadTokens, Steps
-from tandem.inference.feed import Drawn
+from tandem.inference.feed import DrawnToken
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.tree import Tree
 
@@ -24,16 +24,18 @@ class Growth:
     """
 
     most: int
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[DrawnToken] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
     @property
-    def first(self) -> list[Drawn]:
+    def first(self) -> list[DrawnToken]:
         """The draws at the root."""
         return [one for one, place in zip(self.drawn, self.places, strict=True) if not place]
 
-    def add(self, drawn: Sequence[Drawn], behind: Sequence[int], counts: Sequence[int]) -> None:
+    def add(
+        self, drawn: Sequence[DrawnToken], behind: Sequence[int], counts: Sequence[int]
+    ) -> None:
         """Take in what was drawn behind places, so many at each."""
         self.drawn += drawn
         self.places += [

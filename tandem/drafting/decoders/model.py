@@ -12,7 +12,7 @@ from tandem.drafting.decoders.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import DrawnToken, Feed
 from tandem.speculation.draft import Draft
 
 if TYPE_CHECKING:  # the table of methods is read where torch is not installed
@@ -57,7 +57,7 @@ class ModelDrafter(Drafter):
         held: list[int] = sequence.state
         news = sequence.token_ids[len(held) :]
         held += news
-        chain: list[Drawn] = []
+        chain: list[DrawnToken] = []
         path: list[int] = []  # known only where it shapes the next row
         gamma = min(gamma, budget)
         for node in range(gamma):
@@ -88,7 +88,7 @@ class ModelDrafter(Drafter):
         return draft
 
     def _go_on_behind(
-        self, sequence: DraftSequence, drawn: Sequence[Drawn]
+        self, sequence: DraftSequence, drawn: Sequence[DrawnToken]
     ) -> Steps[Sequence[bool]]:
         """Behind which of these tokens more may be drawn."""
         if sequence.threshold is None:

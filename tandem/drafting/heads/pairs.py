@@ -16,7 +16,7 @@ from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import DrawnToken, Feed
 from tandem.speculation.draft import Draft
 
 
@@ -100,7 +100,7 @@ class PairsDrafter(HeadDrafter):
         super().observe(sequence, emitted)
 
     def _strong(
-        self, sequence: DraftSequence, drawn: Sequence[Drawn], first: int
+        self, sequence: DraftSequence, drawn: Sequence[DrawnToken], first: int
     ) -> Steps[set[int]]:
         """The places of the level just drawn that more may be drawn behind."""
         places = range(first + 1, first + 1 + len(drawn))

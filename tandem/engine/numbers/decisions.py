@@ -15,7 +15,7 @@ from tandem.engine.asks import Decide
 from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
 from tandem.engine.numbers.feedback import feedback_of, kept_states, on_host
 from tandem.errors import EngineFailure, InvalidRequest
-from tandem.inference.feed import Drawn
+from tandem.inference.feed import DrawnToken
 from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
@@ -173,7 +173,7 @@ def _fused(
     return Verdicts(rule, [None] * len(asks), numbers, 0)
 
 
-def _proposal(chains: Sequence[Sequence[Drawn]]) -> Proposal:
+def _proposal(chains: Sequence[Sequence[DrawnToken]]) -> Proposal:
     """Chains that are on the device, as a batch there."""
     drawn = draws_of(chains)
     rows = rows_of(chains, drawn)
@@ -193,7 +193,7 @@ def _below_each_other(rows: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(each, (0, widest - each.shape[1])) for each in rows])
 
 
-def _rows_of_places(draft: Draft | Sequence[Drawn]) -> Sequence[int]:
+def _rows_of_places(draft: Draft | Sequence[DrawnToken]) -> Sequence[int]:
     """For each place, its row in the pass over the last token and the draft."""
     return draft.row_of_places() if isinstance(draft, Draft) else range(len(draft) + 1)
 

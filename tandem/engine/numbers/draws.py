@@ -13,7 +13,7 @@ from torch import Tensor
 from tandem.engine.answers import DeviceVerdict, DrawnTree
 from tandem.engine.asks import Draw, ReadTokens, ToHost
 from tandem.errors import EngineFailure
-from tandem.inference.feed import Drawn, Draws
+from tandem.inference.feed import DrawnToken, Draws
 from tandem.shaping.logits import shape
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
@@ -39,7 +39,7 @@ def not_finite(role: str) -> EngineFailure:
 _FUSED_SUPPORT = 2**31 // MAX_WEIGHT
 
 
-def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[list[Drawn]]:
+def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[list[DrawnToken]]:
     """What is drawn for each ask: process, truncate, round, draw.
 
     Args:
@@ -70,7 +70,7 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         first_of: dict[int, int] = {}
         drawn.same = [first_of.setdefault(row, place) for place, row in enumerate(rows)]
     return [
-        [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
+        [DrawnToken(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
         for own in _rows_of(asks)
     ]
 
@@ -236,17 +236,17 @@ def drafts_of(hosts: Sequence[ToHost]) -> list[Draft | DrawnTree | None]:
     return [next(found) if host.places is None else tree_of(host, there) for host in hosts]
 
 
-def _drawn(host: ToHost) -> Sequence[Drawn]:
+def _drawn(host: ToHost) -> Sequence[DrawnToken]:
     assert not isinstance(host.answers, DeviceVerdict)
     return host.answers
 
 
-def draws_of(chains: Sequence[Sequence[Drawn]]) -> dict[int, Draws]:
+def draws_of(chains: Sequence[Sequence[DrawnToken]]) -> dict[int, Draws]:
     """What the steps drew that chains, or trees, are made of, by its identity."""
     return {id(one.draws): one.draws for chain in chains for one in chain}
 
 
-def rows_of(chains: Sequence[Sequence[Drawn]], drawn: Mapping[int, Draws]) -> list[list[int]]:
+def rows_of(chains: Sequence[Sequence[DrawnToken]], drawn: Mapping[int, Draws]) -> list[list[int]]:
     """Each chain's rows, among the rows of all draws."""
     firsts, count = {}, 0
     for key, draws in drawn.items():
@@ -268,7 +268,7 @@ def to_host(
 
 
 def chains_of(
-    chains: Sequence[Sequence[Drawn]], drawn: Mapping[int, Draws], there: Mapping[int, Arrays]
+    chains: Sequence[Sequence[DrawnToken]], drawn: Mapping[int, Draws], there: Mapping[int, Arrays]
 ) -> list[Draft | None]:
     """Chains of single draws as drafts; None where the first distribution was not finite.
 

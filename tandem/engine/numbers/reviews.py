@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.engine.answers import Reviewed
+from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review
 from tandem.engine.numbers.draws import copy_to_host
 from tandem.shaping.logits import shape
@@ -21,7 +21,9 @@ from tandem.verification import VERIFIERS
 _MOST = 1 << 23
 
 
-def review(asks: Sequence[Review], logits: Tensor, firsts: Sequence[int]) -> list[Reviewed | None]:
+def review(
+    asks: Sequence[Review], logits: Tensor, firsts: Sequence[int]
+) -> list[ReviewAnswer | None]:
     """What is kept of each ask's draft, and what follows; None where a distribution is not finite.
 
     The rule decides against the very rows that are handed out, in float64: their integers are
@@ -32,7 +34,7 @@ def review(asks: Sequence[Review], logits: Tensor, firsts: Sequence[int]) -> lis
         logits: [R, V] of a pass.
         firsts: each ask's first row.
     """
-    answers: list[Reviewed | None] = [None] * len(asks)
+    answers: list[ReviewAnswer | None] = [None] * len(asks)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for place, ask in enumerate(asks):
         kinds.setdefault((ask.truncation, ask.rule, ask.leniency), []).append(place)
@@ -62,7 +64,7 @@ def _bounded(
 
 def _reviewed(
     asks: Sequence[Review], logits: Tensor, firsts: Sequence[int]
-) -> list[Reviewed | None]:
+) -> list[ReviewAnswer | None]:
     """Of asks that share rule, leniency and truncation."""
     rows, starts = _rows(asks, logits, firsts)
     weights = rows.weights.double()
@@ -119,7 +121,7 @@ def _decided(ask: Review, proposal: Proposal, p: Tensor, uniforms: Tensor) -> tu
     return place, draw(judged.residual(place), uniforms[:, -1])
 
 
-def _told(ask: Review, b: int, start: int, there: Sequence[np.ndarray]) -> Reviewed | None:
+def _told(ask: Review, b: int, start: int, there: Sequence[np.ndarray]) -> ReviewAnswer | None:
     kept, following, ids, weights = there
     count = int(kept[b])
     tokens = ask.guess.token_ids[:count]
@@ -131,4 +133,4 @@ def _told(ask: Review, b: int, start: int, there: Sequence[np.ndarray]) -> Revie
     for row in range(start, start + len(tokens)):
         sent = weights[row] > 0
         rows.append((ids[row][sent].astype(np.uint32), weights[row][sent].astype(np.uint16)))
-    return Reviewed(count, tokens, rows)
+    return ReviewAnswer(count, tokens, rows)

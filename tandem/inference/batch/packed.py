@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import BranchTiles, Tiles
-from tandem.inference.feed import Drawn, Feed, listed
+from tandem.inference.feed import DrawnToken, Feed, listed
 
 
 @dataclass(slots=True)
@@ -217,11 +217,11 @@ def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     for feed in feeds:
         token_ids = listed(feed.token_ids)
         # Drawn tokens are branch rows or a feed's last ones: a text is not looked through for them.
-        if not (feed.parents or isinstance(token_ids[-1], Drawn)):
+        if not (feed.parents or isinstance(token_ids[-1], DrawnToken)):
             known += cast("Sequence[int]", token_ids)
             continue
         for token_id in token_ids:
-            if isinstance(token_id, Drawn):
+            if isinstance(token_id, DrawnToken):
                 tokens = token_id.draws.tokens
                 if id(tokens) not in drawn:
                     drawn[id(tokens)] = tokens, count

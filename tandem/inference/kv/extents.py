@@ -31,7 +31,7 @@ class SequenceCache:
         capacity: reserved positions, including scratch for branch rows.
         length: of the trunk, in positions.
         branches: branch rows that were fed since the trunk last grew.
-        branch_tokens: tokens of these rows, as they were fed: ids or `Drawn`.
+        branch_tokens: tokens of these rows, as they were fed: ids or `DrawnToken`.
     """
 
     pool: Extents

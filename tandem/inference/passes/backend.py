@@ -23,7 +23,7 @@ class Pass(Protocol):
         """The rows that the batch asks for; keys and values go to the pool."""
 
 
-class Captured(Protocol):
+class CapturedPasses(Protocol):
     """Captured passes for batches of certain sizes."""
 
     def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], PassOutput] | None:
@@ -68,7 +68,7 @@ class Backend:
     branches_in_one_call: bool = False
     takes_trees: bool = True
     feeds_again: bool = False
-    graphs: Captured | None = None
+    graphs: CapturedPasses | None = None
     busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from tandem.inference.check.plain import Plain
 from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
 from tandem.inference.description import Description
-from tandem.inference.feed import Drawn, Feed, listed
+from tandem.inference.feed import DrawnToken, Feed, listed
 from tandem.inference.loading.weights import device_of, dtype_of
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
@@ -211,8 +211,8 @@ def _on_host(feeds: Sequence[Feed]) -> list[list[int]]:
     """The tokens of each feed; those of one draw come from the device at once."""
     draws: dict[int, list[int]] = {}
 
-    def id_of(token: int | Drawn) -> int:
-        if not isinstance(token, Drawn):
+    def id_of(token: int | DrawnToken) -> int:
+        if not isinstance(token, DrawnToken):
             return token
         if (key := id(token.draws)) not in draws:
             draws[key] = token.draws.tokens.tolist()

@@ -11,7 +11,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import ShortDraft
 from tandem.peers.grpc.calls import MOST_STAGE_NS, CountingOn, parents_of, times_of
 from tandem.peers.grpc.deadlines import Waits
-from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt
+from tandem.peers.text.contracts import AheadWay, DraftReply, News, Prompt
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.messages import AROUND_BYTES
@@ -99,7 +99,7 @@ class DraftCall:
         size: DraftSize,
         needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
-    ) -> Drafted:
+    ) -> DraftReply:
         """See `TextDrafter`."""
         with self._record.stage("draft_wait"):
             drafted = await self._draft(round_, position, news, size, needs_every_draft, ahead)
@@ -114,7 +114,7 @@ class DraftCall:
         size: DraftSize,
         needs_every_draft: bool,
         ahead: AheadWay,
-    ) -> Drafted:
+    ) -> DraftReply:
         gamma = size.gamma
         if not self._replica.prepares:
             ahead = AheadWay.NOTHING
@@ -189,7 +189,7 @@ class DraftCall:
 
     def _checked(
         self, draft: common_pb2.Draft, size: DraftSize, needs_every_draft: bool, times: StageTimes
-    ) -> Drafted:
+    ) -> DraftReply:
         """A draft of the size and shape that were asked for."""
         gamma, expect = size.gamma, self._call.expect
         most = size.nodes or gamma
@@ -199,10 +199,10 @@ class DraftCall:
             raise self._short(len(token_ids), gamma)
         parents = parents_of(self._call, draft, size)
         weight = self._check(draft, token_ids)
-        return Drafted(token_ids, parents, draft, weight, times)
+        return DraftReply(token_ids, parents, draft, weight, times)
 
     def _note_prepared(self, drafted: drafter_pb2.DraftedStep) -> PreparedOutcome | None:
-        """Count what became of prepared drafts; see `Drafted.prepared`.
+        """Count what became of prepared drafts; see `DraftReply.prepared`.
 
         Raises:
             PeerFailure: it cannot be that.

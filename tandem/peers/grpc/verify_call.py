@@ -13,7 +13,7 @@ from opentelemetry.util.types import AttributeValue
 from tandem.common.v1 import common_pb2
 from tandem.peers.grpc.calls import CountingOn, checked_times, parents_of, times_of
 from tandem.peers.grpc.deadlines import Waits
-from tandem.peers.text.contracts import Decided, Drafted, Prompt
+from tandem.peers.text.contracts import DraftReply, Prompt, VerdictReply
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.feedback import spec_to
@@ -65,7 +65,7 @@ class VerifyCall:
 
     async def open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
-    ) -> Decided | None:
+    ) -> VerdictReply | None:
         """See `TextTarget`."""
         with self._record.stage("open_wait"):
             decided = await self._open(prompt, verifier, size, carry)
@@ -75,7 +75,7 @@ class VerifyCall:
 
     async def _open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
-    ) -> Decided | None:
+    ) -> VerdictReply | None:
         self._vocab_size = prompt.target_vocab_size
         self._told = {"tandem.request_id": prompt.request_id, "tandem.verifier": verifier}
         request = target_pb2.OpenSequence(
@@ -114,7 +114,7 @@ class VerifyCall:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
         times, carry = times_of(self._call, opened), _carry_of(opened)
-        decided = Decided(
+        decided = VerdictReply(
             place=0,
             num_accepted=0,
             next_token=opened.token_id,
@@ -142,14 +142,14 @@ class VerifyCall:
             else (),
         )
 
-    async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
+    async def verify(self, round_: int, position: int, drafted: DraftReply | None) -> VerdictReply:
         """See `TextTarget`."""
         with self._record.stage("verify_wait"):
             decided = await self._verify(round_, position, drafted)
         self._record.times.add_decided(decided.times, drafted.times if drafted else None)
         return decided
 
-    async def _verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
+    async def _verify(self, round_: int, position: int, drafted: DraftReply | None) -> VerdictReply:
         step = target_pb2.VerifyStep(
             round=round_,
             position=position,
@@ -172,7 +172,9 @@ class VerifyCall:
         traceparent = self._record.spans.traceparent
         self._call.tell(target_pb2.SequenceRequest(run=step, traceparent=traceparent), count)
 
-    async def next_round(self, round_: int, position: int) -> tuple[Drafted | None, Decided]:
+    async def next_round(
+        self, round_: int, position: int
+    ) -> tuple[DraftReply | None, VerdictReply]:
         """See `TextTarget`."""
         span = self._record.spans.call("verify", VERIFY_METHOD, self._call.address)
         times = self._record.times
@@ -194,7 +196,7 @@ class VerifyCall:
         times.drafted_tokens += len(drafted.token_ids) if drafted else 0
         return drafted, decided
 
-    def _drafted(self, verdict: target_pb2.Verdict, size: DraftSize) -> Drafted | None:
+    def _drafted(self, verdict: target_pb2.Verdict, size: DraftSize) -> DraftReply | None:
         """What the target drafted itself; None where it drafted nothing.
 
         Raises:
@@ -208,10 +210,15 @@ class VerifyCall:
         expect("max(drafted.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
         parents = parents_of(self._call, draft, size)
         times = checked_times(self._call, verdict.draft_times)
-        return Drafted(token_ids, parents, None, 0, times, asked=size)
+        return DraftReply(token_ids, parents, None, 0, times, asked=size)
 
     def _describe(
-        self, call: Span, round_: int, size: DraftSize, drafted: Drafted | None, decided: Decided
+        self,
+        call: Span,
+        round_: int,
+        size: DraftSize,
+        drafted: DraftReply | None,
+        decided: VerdictReply,
     ) -> None:
         """The spans of a round that the target did by itself, one step behind the other."""
         depth, nodes = (drafted.gamma, len(drafted.token_ids)) if drafted else (0, 0)
@@ -225,8 +232,8 @@ class VerifyCall:
             write_inside(call, "draft", drafted.times, told, began_ns)
 
     def _decided(
-        self, verdict: target_pb2.Verdict, round_: int, position: int, drafted: Drafted | None
-    ) -> Decided:
+        self, verdict: target_pb2.Verdict, round_: int, position: int, drafted: DraftReply | None
+    ) -> VerdictReply:
         """A verdict that fits what was asked.
 
         Raises:
@@ -252,7 +259,7 @@ class VerifyCall:
         log_probs: Sequence[TokenLogProb] = ()
         if self._log_probs is not None:
             log_probs = self._log_probs_of(verdict.log_probs, end - position)
-        return Decided(
+        return VerdictReply(
             place=place,
             num_accepted=accepted,
             next_token=next_token,

@@ -65,7 +65,7 @@ class AheadWay(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class RoundForecast:
     """What a round is expected to bring.
 
     Attributes:
@@ -95,13 +95,13 @@ class SizeChoice:
     """
 
     size: DraftSize
-    expected: Expected | None = None
+    expected: RoundForecast | None = None
     rounds: int = 1
     ahead: AheadWay = AheadWay.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftReply:
     """A drafter's answer.
 
     Attributes:
@@ -147,7 +147,7 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class VerdictReply:
     """A target's answer.
 
     Attributes:
@@ -182,7 +182,7 @@ class News:
 
     Attributes:
         token_ids: emitted since its last draft.
-        feedback: of the target since, see `Decided`; oldest first.
+        feedback: of the target since, see `VerdictReply`; oldest first.
     """
 
     token_ids: Sequence[int]
@@ -203,7 +203,7 @@ class TextDrafter(Protocol):
         size: DraftSize,
         needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
-    ) -> Drafted:
+    ) -> DraftReply:
         """Move the sequence on and draft behind it: gamma tokens, or fewer unless the rule
         `needs_every_draft`.
 
@@ -231,7 +231,7 @@ class TextTarget(Protocol):
 
     async def open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
-    ) -> Decided | None:
+    ) -> VerdictReply | None:
         """Prefill and draw the first token; with a carry none is drawn.
 
         Args:
@@ -242,7 +242,7 @@ class TextTarget(Protocol):
             carry: of the last verdict of another target; None at the start.
         """
 
-    async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
+    async def verify(self, round_: int, position: int, drafted: DraftReply | None) -> VerdictReply:
         """Have a draft decided; None decodes plainly."""
 
     def ask_rounds(self, round_: int, position: int, count: int, size: DraftSize) -> None:
@@ -255,7 +255,9 @@ class TextTarget(Protocol):
             size: of the drafts that it makes in them.
         """
 
-    async def next_round(self, round_: int, position: int) -> tuple[Drafted | None, Decided]:
+    async def next_round(
+        self, round_: int, position: int
+    ) -> tuple[DraftReply | None, VerdictReply]:
         """The next of the rounds that were asked for: what the target drafted, and the verdict."""
 
     async def close(self) -> None:
@@ -299,7 +301,7 @@ class SizePolicy(Protocol):
     def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         """See what came of it."""
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ from tandem.errors import (
     TandemError,
     Unavailable,
 )
-from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt, TextDrafter
+from tandem.peers.text.contracts import AheadWay, DraftReply, News, Prompt, TextDrafter
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
 from tandem.rpc.status import notes_of
@@ -150,7 +150,7 @@ class DrafterWithFailover:
 
     async def draft(
         self, round_: int, length: int, size: DraftSize, ahead: AheadWay = AheadWay.NOTHING
-    ) -> Drafted | None:
+    ) -> DraftReply | None:
         """A draft, or None: while there is no drafter that the text waits for, or it is opened
         late, and for a round that loses it.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tandem.peers.text.contracts import Expected
+from tandem.peers.text.contracts import RoundForecast
 from tandem.peers.text.measures import TextCounts, TextTimes
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
@@ -196,7 +196,7 @@ class Round:
     tokens: list[EmittedToken]
     gamma: int
     nodes: int
-    expected: Expected | None = None
+    expected: RoundForecast | None = None
     prompt_log_probs: Sequence[tuple[int, TokenLogProb | None]] = ()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.rpc.security.certificates import read_authorities, read_pair
-from tandem.rpc.security.files import NamedFile, Watched
+from tandem.rpc.security.files import NamedFile, WatchedFiles
 
 
 def server_context(
@@ -43,7 +43,7 @@ def server_context(
         return context
 
     files = [file for file in (certificate, key, client_authorities) if file is not None]
-    watched = Watched([file.path for file in files], read)
+    watched = WatchedFiles([file.path for file in files], read)
 
     def follow(connection: Any, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = watched.look()[1]

@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-class Watched(Generic[T]):
+class WatchedFiles(Generic[T]):
     """The content of some files, read again when they change, and replaced if the new one is valid.
 
     Files that belong together are not replaced in one step. Until all of them fit together, and as

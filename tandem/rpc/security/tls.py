@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from tandem.rpc.security.certificates import KeyPair, read_authorities, read_pair
-from tandem.rpc.security.files import NamedFile, Watched
+from tandem.rpc.security.files import NamedFile, WatchedFiles
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def server_tls(
         authorities = read_authorities(client_authorities) if client_authorities else None
         return read_pair(certificate, key), authorities
 
-    watched = Watched([file.path for file in files], read)
+    watched = WatchedFiles([file.path for file in files], read)
     given, first = watched.look()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -102,7 +102,7 @@ class ClientTls:
             pair = read_pair(certificate, key) if certificate and key else None
             return read_authorities(authorities), pair
 
-        self._watched = Watched([file.path for file in files], read)
+        self._watched = WatchedFiles([file.path for file in files], read)
 
     @property
     def version(self) -> int:

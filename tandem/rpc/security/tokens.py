@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.errors import Unauthenticated
-from tandem.rpc.security.files import NamedFile, Watched
+from tandem.rpc.security.files import NamedFile, WatchedFiles
 from tandem.rpc.security.web_tokens import WebTokens, looks_signed
 
 # Tells a caller what to send.
@@ -47,7 +47,9 @@ class BearerTokens:
         # Digests are looked up by a keyed hash, so that the time of a look-up tells nothing about
         # the digests in the file.
         self._secret = secrets.token_bytes(32)
-        self._watched = None if file is None else Watched([file.path], lambda: self._table(file))
+        self._watched = (
+            None if file is None else WatchedFiles([file.path], lambda: self._table(file))
+        )
         if file is not None and not self._known:
             raise file.unfit("holds no token: nobody could call")
 

@@ -16,7 +16,7 @@ import jwt
 import structlog
 
 from tandem.errors import StartupError, Unauthenticated, Unavailable
-from tandem.rpc.security.files import NamedFile, Watched
+from tandem.rpc.security.files import NamedFile, WatchedFiles
 
 _log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ class FileKeys:
             except ValueError as error:
                 raise file.unfit(str(error)) from None
 
-        self._watched = Watched([file.path], read)
+        self._watched = WatchedFiles([file.path], read)
 
     def __call__(self, key_id: str) -> Keys:
         """All of them."""

@@ -11,7 +11,7 @@ import numpy as np
 from tandem.failure import Failure
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.simulation.served import RunFigures
-from tandem.tools.planning.sizing import Need, Sized, Sizing, likely_gamma
+from tandem.tools.planning.sizing import Need, SizedFleet, Sizing, likely_gamma
 
 _HOUR = 3600.0
 _MILLION = 1e6
@@ -65,8 +65,8 @@ class Plan:
 
     need: Need
     prices: Prices
-    fleet: Sized
-    plain: Sized | None
+    fleet: SizedFleet
+    plain: SizedFleet | None
     tokens_a_round: float
     mean_tokens: float
     notes: tuple[str, ...]
@@ -94,11 +94,11 @@ class Plan:
         )
         return theirs < ours
 
-    def gpus(self, sized: Sized) -> int:
+    def gpus(self, sized: SizedFleet) -> int:
         """GPUs of a fleet."""
         return self.prices.gpus(sized.targets, sized.drafters)
 
-    def million_tokens(self, sized: Sized) -> float | None:
+    def million_tokens(self, sized: SizedFleet) -> float | None:
         """Price of a million tokens at the needed rate; None without prices."""
         if not self.prices.are_known:
             return None
@@ -120,7 +120,7 @@ class Plan:
             "notes": list(self.notes),
         }
 
-    def _fleet(self, sized: Sized) -> dict[str, Any]:
+    def _fleet(self, sized: SizedFleet) -> dict[str, Any]:
         return {
             "gamma": sized.gamma,
             "targets": sized.targets,
@@ -194,7 +194,7 @@ def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None
 
 def _cheapest(
     measured: Measurement, need: Need, prices: Prices, lengths: Collection[int]
-) -> tuple[Sized | None, Failure | None]:
+) -> tuple[SizedFleet | None, Failure | None]:
     """The cheapest fleet with any of these draft lengths, or why there is none."""
     found: list[Sizing] = []
     failure = None

@@ -9,7 +9,7 @@ from typing import Any
 from tandem.failure import Failure
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.plan import times
-from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds, Simulated
+from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds, SimulatedFigures
 
 # Most simulated steps of targets in a run, which takes some five seconds.
 _MOST_STEPS = 500_000
@@ -45,7 +45,7 @@ class LoadPrediction:
 
     gamma: int
     rate: float | None
-    served: Simulated
+    served: SimulatedFigures
     parts: int
     targets: int
     texts: int

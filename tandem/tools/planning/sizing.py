@@ -58,7 +58,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Sized:
+class SizedFleet:
     """A fleet that holds the objective.
 
     Attributes:
@@ -160,7 +160,7 @@ class Sizing:
         """Drafters for these targets."""
         return math.ceil(self.targets * self._pace.drafters_each)
 
-    def sized(self) -> Sized:
+    def sized(self) -> SizedFleet:
         """Check with the whole fleet, or its largest possible slice; add a few targets if needed.
 
         Raises:
@@ -265,12 +265,12 @@ class _Slices:
 
 def _sized(
     measured: Measurement, need: Need, pace: Pace, targets: int, run: _Run, bound: str
-) -> Sized:
+) -> SizedFleet:
     gamma = pace.gamma
     rounds = measured.rounds(gamma)
     work = measured.orchestrator_text_s + rounds * measured.orchestrator_round_s
     orchestrators = max(math.ceil(need.rate * work / _ORCHESTRATOR_SHARE), 1)
-    return Sized(
+    return SizedFleet(
         gamma=gamma,
         targets=targets,
         drafters=math.ceil(targets * pace.drafters_each),

@@ -19,7 +19,7 @@ from tandem.verification.chain import (
     row_within,
     up_to_first_failure,
 )
-from tandem.verification.tree import Judged, first_passed_child
+from tandem.verification.tree import Judgement, first_passed_child
 from tandem.verification.verifier import Verifier
 
 
@@ -41,7 +41,7 @@ class LikeliestBehind(Verifier[View]):
 
     def judged(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
-    ) -> Judged:
+    ) -> Judgement:
         """See `Verifier`."""
         tokens = proposal.tokens
         own = torch.arange(tokens.shape[1], device=tokens.device)
@@ -73,7 +73,7 @@ class LikeliestBehind(Verifier[View]):
 
 @dataclass(frozen=True)
 class _Tested:
-    """See `Judged`."""
+    """See `Judgement`."""
 
     passed: Tensor
     p: Tensor

@@ -12,7 +12,7 @@ from orchestrator.sizes.goodput import sizes
 from tandem.drafter.v1 import drafter_pb2
 from tandem.peers.grpc.draft_call import DraftCall
 from tandem.peers.grpc.verify_call import VerifyCall
-from tandem.peers.text.contracts import Decided, Drafted, News
+from tandem.peers.text.contracts import DraftReply, News, VerdictReply
 from tandem.peers.text.measures import TextTimes
 from tandem.peers.text.record import TextRecord
 from tandem.profile import Profile
@@ -111,7 +111,7 @@ class Verdicts(Answers):
         call = VerifyCall(peer, PATIENT, TextRecord(), ANYBODY)
         call._vocab_size = VOCAB_SIZE
         draft = seeds.CHAINS[2]
-        drafted = Drafted(list(draft.token_ids), None, draft, 60, StageTimes())
+        drafted = DraftReply(list(draft.token_ids), None, draft, 60, StageTimes())
         decided = await call.verify(1, 4, drafted)
         assert 0 <= decided.num_accepted <= 3
         assert 0 <= decided.next_token < VOCAB_SIZE
@@ -144,7 +144,7 @@ class RunVerdicts(Answers):
         return "OK"
 
 
-def _require_unspoilt(message: Any, drafted: Drafted, decided: Decided) -> None:
+def _require_unspoilt(message: Any, drafted: DraftReply, decided: VerdictReply) -> None:
     """What texts learn from an answer leaves numbers to go on with, and to end with."""
     times = TextTimes()
     for _ in range(3):

@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.answers import Scored
+from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
@@ -96,7 +96,7 @@ def _decided(name: str, drafts: list[Draft]) -> list[Any]:
     for draft in drafts:
         count = len(set(draft.row_of_places()))
         numbers = VerdictNumbers.of(_SAMPLING.seed)
-        scored = Scored(_LOGITS, 0, count)
+        scored = ScoredRows(_LOGITS, 0, count)
         rule = VERIFIERS[name]
         asks.append(Decide(rule, draft, scored, _SAMPLING, None, numbers, 1))
     return decisions_of([_sound(answer) for answer in decide(asks)])

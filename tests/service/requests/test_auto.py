@@ -11,7 +11,7 @@ import pytest
 from orchestrator.sizes import policies
 from orchestrator.sizes.adaptive import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.peers.text.contracts import Decided, Drafted, SizeChoice
+from tandem.peers.text.contracts import DraftReply, SizeChoice, VerdictReply
 from tandem.speculation.tree import DraftSize
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 
@@ -93,7 +93,7 @@ class Turning:
         size = DraftSize(0 if self._plain >= 0 else min(3, left - 1))
         return SizeChoice(size, rounds=min(8, left))
 
-    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def observe(self, drafted: DraftReply | None, decided: VerdictReply) -> None:
         pass
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.drafting.ahead.prepare import Ahead, Made, room_for
+from tandem.drafting.ahead.prepare import Ahead, AheadDraft, room_for
 from tandem.drafting.drafter import DraftSequence
 from tandem.speculation.draft import Draft
 from tandem.speculation.prepared_outcome import PreparedOutcome
@@ -72,7 +72,7 @@ class PreparedDrafts:
             answering.explores = lambda behind: behind[: len(text)] == text
             answering.run(ahead.prepare(ROUND, draft, size, self._nodes), passes)
             steps = ahead.go_on(ROUND + 1, news, size, ())
-            made: Made = answering.run(steps)
+            made: AheadDraft = answering.run(steps)
             self.came[made.outcome] += 1
             return made.draft, pickle.dumps(own)
 

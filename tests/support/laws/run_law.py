@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
-from tandem.engine.answers import Decision, Scored
+from tandem.engine.answers import Decision, ScoredRows
 from tandem.engine.asks import (
     Ask,
     Decide,
@@ -96,7 +96,7 @@ class RunAnswering(Answering):
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Score):
             self._scored = self._feed(ask.feed)[-ask.feed.rows :]
-            return Scored(None, 0, ask.feed.rows)  # type: ignore[arg-type]
+            return ScoredRows(None, 0, ask.feed.rows)  # type: ignore[arg-type]
         if isinstance(ask, Decide):
             return self._decided(ask)
         if isinstance(ask, ToHost) and isinstance(ask.answers, Decision):

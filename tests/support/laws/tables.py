@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.drafting.drafter import Recipe
-from tandem.engine.answers import Reviewed, Scored
+from tandem.engine.answers import ReviewAnswer, ScoredRows
 from tandem.engine.asks import (
     Ask,
     Draw,
@@ -29,7 +29,7 @@ from tandem.engine.asks import (
 )
 from tandem.engine.numbers.draws import drafts_of, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
-from tandem.inference.feed import Drawn, Draws, Feed, listed
+from tandem.inference.feed import DrawnToken, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
@@ -249,7 +249,7 @@ class Answering:
             assert isinstance(ask.scorer, Table)
             rows = np.stack([ask.scorer.row(seen[len(PROMPT) :]) for seen in self._feed(ask.feed)])
             logits = torch.from_numpy(rows[-ask.feed.rows :]).double().log()
-            return Scored(logits, 0, ask.feed.rows)
+            return ScoredRows(logits, 0, ask.feed.rows)
         if isinstance(ask, Review):
             return self._review(ask)
         if isinstance(ask, ReadLogProbs):
@@ -261,7 +261,7 @@ class Answering:
         assert isinstance(ask, ToHost)
         return drafts_of([ask])[0]
 
-    def _review(self, ask: Review) -> Reviewed:
+    def _review(self, ask: Review) -> ReviewAnswer:
         """Every place where a guess may end, and every token that may follow, with their exact
         chances."""
         assert isinstance(ask.scorer, Table)
@@ -280,14 +280,14 @@ class Answering:
             tokens = [*tokens, self._chooser.choose(residuals[place])]
         sent = [(np.flatnonzero(row), row[row > 0]) for row in rows[: len(tokens)]]
         told = [(ids.astype(np.uint32), weights.astype(np.uint16)) for ids, weights in sent]
-        return Reviewed(place, tokens, told)
+        return ReviewAnswer(place, tokens, told)
 
     def _feed(self, feed: Feed) -> list[Text]:
         """Grow a cache; returns the texts that its new rows see, each including its own token."""
         cache, parents = feed.cache, list(feed.parents or ())
         memory: list[int] = cache.pool.tokens  # type: ignore[attr-defined]
         ids = [
-            int(one.draws.tokens[one.index]) if isinstance(one, Drawn) else one
+            int(one.draws.tokens[one.index]) if isinstance(one, DrawnToken) else one
             for one in listed(feed.token_ids)
         ]
         news = len(ids) - len(parents)
@@ -309,7 +309,7 @@ class Answering:
             seen.append((*trunk, *reversed(path)))
         return seen
 
-    def _draw_together(self, ask: DrawTogether) -> list[list[Drawn]]:
+    def _draw_together(self, ask: DrawTogether) -> list[list[DrawnToken]]:
         """Of prepared drafts, whose caches are branches of the one that is fed."""
         scorer = ask.scorer
         assert isinstance(scorer, Table)
@@ -338,7 +338,7 @@ class Answering:
             np.concatenate([row.weights for row in ask.rows]),
         )
 
-    def _draw(self, ask: Draw, laws: Sequence[npt.NDArray[np.int64]]) -> list[Drawn]:
+    def _draw(self, ask: Draw, laws: Sequence[npt.NDArray[np.int64]]) -> list[DrawnToken]:
         groups = range(len(laws)) if ask.rows is None else ask.rows
         assert len(groups) == len(ask.counts)
         rows = np.stack([laws[row] for row in groups])
@@ -395,12 +395,12 @@ class Answering:
         return [scorer.row(self._told[len(PROMPT) :])]
 
     @staticmethod
-    def _handed_out(ask: Draw, drawn: Draws, groups: Sequence[int]) -> list[Drawn]:
+    def _handed_out(ask: Draw, drawn: Draws, groups: Sequence[int]) -> list[DrawnToken]:
         siblings = drawn.siblings
         if ask.rows is not None:
             drawn.same = [list(groups).index(row) for row in groups]
         return [
-            Drawn(drawn, i * siblings + rank)
+            DrawnToken(drawn, i * siblings + rank)
             for i, count in enumerate(ask.counts)
             for rank in range(count)
         ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandem.engine.answers import Decision, DeviceVerdict, Scored
+from tandem.engine.answers import Decision, DeviceVerdict, ScoredRows
 from tandem.engine.asks import Decide, Score, Steps, Take, ToHost
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.inference.decoder import Decoder
@@ -56,7 +56,7 @@ def run(decoder: Decoder, steps: Steps[Any], seen: list[Any] | None = None) -> A
         if isinstance(ask, (Take, Score)):
             with torch.inference_mode():
                 output = decoder.forward([ask.feed])
-            answer = Scored(output.logits, 0, ask.feed.rows)
+            answer = ScoredRows(output.logits, 0, ask.feed.rows)
         elif isinstance(ask, Decide):
             if seen is not None:
                 seen.append(ask)

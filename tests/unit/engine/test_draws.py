@@ -10,9 +10,9 @@ import torch
 
 from tandem.engine.asks import Draw, ReadTokens, ToHost, Truncation
 from tandem.engine.numbers.draws import drafts_of, draw, tokens_of
-from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.speculation.categorical import Categorical
-from tandem.speculation.randomness import Foreseen, Purpose, digits
+from tandem.speculation.randomness import Purpose, RandomNumbers, digits
 from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.laws import chi_square_p_value
 
@@ -20,15 +20,15 @@ LAW = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 TEXTS = 3_000
 
 
-def told(*token_ids: int) -> list[Drawn]:
+def told(*token_ids: int) -> list[DrawnToken]:
     """Draws of others."""
     tokens = torch.tensor(token_ids)
     draws = Draws(tokens, Categorical(tokens[:, None], torch.ones(len(tokens), 1).long()))
-    return [Drawn(draws, i) for i in range(len(token_ids))]
+    return [DrawnToken(draws, i) for i in range(len(token_ids))]
 
 
 def ask(
-    seed: int, counts: list[int], earlier: list[Drawn], sampling: Sampling, support: int = 0
+    seed: int, counts: list[int], earlier: list[DrawnToken], sampling: Sampling, support: int = 0
 ) -> Draw:
     return Draw(
         None,  # type: ignore[arg-type]
@@ -36,7 +36,7 @@ def ask(
         sampling,
         Truncation(1.0, support),
         len(LAW),
-        Foreseen(seed, Purpose.DRAFT, digits),
+        RandomNumbers(seed, Purpose.DRAFT, digits),
         1,
         0,
         8,

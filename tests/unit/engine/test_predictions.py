@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from tandem.engine.answers import Scored
+from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.feedback import feedback_of, predicted
 from tandem.speculation.draft import Draft
@@ -17,7 +17,7 @@ from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.probes import Probes
 
 
-def ask_of(scored: Scored | None, top: int) -> Decide:
+def ask_of(scored: ScoredRows | None, top: int) -> Decide:
     """Of the last token, and of probes behind it in the pass."""
     wanted = None if scored is None else FeedbackWanted(top=top, everywhere=True)
     probes = 0 if scored is None else scored.count - 1
@@ -32,7 +32,7 @@ def test_each_text_has_those_of_its_own_rows(top: int) -> None:
     """With rows of nobody between them, in any order, and another pass beside."""
     passes = [torch.randn(9, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     places = [(0, 5, 2), (0, 0, 3), (1, 1, 4), (0, 8, 1)]
-    scored = [Scored(passes[number], first, count) for number, first, count in places]
+    scored = [ScoredRows(passes[number], first, count) for number, first, count in places]
     asks = [ask_of(own, top) for own in scored]
     found = feedback_of([ask_of(None, top), *asks])
     assert len(found) == len(asks)

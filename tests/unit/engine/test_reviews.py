@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from tandem.engine.answers import Reviewed
+from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review, Truncation
 from tandem.engine.numbers import reviews
 from tandem.engine.numbers.reviews import review
@@ -38,7 +38,7 @@ def drawn(token: int) -> Draft:
     return Draft([token], [6], np.arange(6, dtype=np.uint32), Q)
 
 
-def told(ask: Review, logits: torch.Tensor = LOGITS) -> Reviewed:
+def told(ask: Review, logits: torch.Tensor = LOGITS) -> ReviewAnswer:
     (found,) = review([ask], logits, [0])
     assert found is not None
     return found

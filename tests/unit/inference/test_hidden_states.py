@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.engine.answers import Scored
+from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import Steps, Take
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
@@ -126,7 +126,7 @@ def test_those_of_a_prompts_end_are_kept_chunk_by_chunk(chunk: int) -> None:
     for text, states in zip(texts, wanted, strict=True):
         cache = decoder.reserve(20)
         assert cache is not None
-        job: Job[Scored] = Job(None, _taken(decoder, Feed(cache, text, 1, states=states)))
+        job: Job[ScoredRows] = Job(None, _taken(decoder, Feed(cache, text, 1, states=states)))
         job.done = asyncio.Future(loop=asyncio.new_event_loop())
         job.resume()
         jobs.append(job)
@@ -149,6 +149,6 @@ def test_those_of_a_prompts_end_are_kept_chunk_by_chunk(chunk: int) -> None:
         assert torch.allclose(job.result.states, whole.states, atol=1e-4)
 
 
-def _taken(decoder: Decoder, feed: Feed) -> Steps[Scored]:
-    scored: Scored = yield Take(decoder, feed)
+def _taken(decoder: Decoder, feed: Feed) -> Steps[ScoredRows]:
+    scored: ScoredRows = yield Take(decoder, feed)
     return scored

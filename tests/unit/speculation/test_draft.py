@@ -13,7 +13,7 @@ from tandem.common.v1 import common_pb2
 from tandem.engine.asks import ToHost
 from tandem.engine.numbers.draws import drafts_of
 from tandem.errors import InvalidRequest
-from tandem.inference.feed import Drawn, Draws
+from tandem.inference.feed import DrawnToken, Draws
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
@@ -105,7 +105,7 @@ def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
     probs = torch.tensor([[torch.nan] * 4, [0.1, 0.2, 0.3, 0.4]])
     rows = Categorical.quantize(probs, 0.999, 3)
     draws = Draws(rows.draw(digits_of(2**63).expand(2, 2)), rows)
-    broken, sound = drafts_of([ToHost([Drawn(draws, b)]) for b in range(2)])
+    broken, sound = drafts_of([ToHost([DrawnToken(draws, b)]) for b in range(2)])
     assert broken is None
     assert isinstance(sound, Draft)
     assert sound.token_ids == [2]

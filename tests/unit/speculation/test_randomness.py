@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tandem.speculation.randomness import (
-    Foreseen,
     Purpose,
+    RandomNumbers,
     digits,
     foresee,
     philox4x32,
@@ -38,7 +38,7 @@ def test_known_answers(counter: list[int], key: tuple[int, int], expected: list[
 
 
 def values(seed: int, purpose: Purpose, round_: int, count: int) -> list[float]:
-    row: list[float] = Foreseen(seed, purpose, uniforms).take(round_, count).tolist()
+    row: list[float] = RandomNumbers(seed, purpose, uniforms).take(round_, count).tolist()
     return row
 
 
@@ -52,7 +52,7 @@ def test_no_two_purposes_rounds_or_rows_share_a_number() -> None:
         tuple(value)
         for purpose in Purpose
         for round_ in (0, 1, 2, 2**32, 2**40)
-        for value in Foreseen(0, purpose, digits).take(round_, 5).tolist()
+        for value in RandomNumbers(0, purpose, digits).take(round_, 5).tolist()
     ]
     assert len(set(drawn)) == len(drawn)
 
@@ -63,7 +63,7 @@ def test_every_bit_of_the_seed_counts() -> None:
 
 
 def test_uniforms_are_uniform_with_53_bits() -> None:
-    values = Foreseen(11, Purpose.DRAFT, uniforms).take(0, 100_000)
+    values = RandomNumbers(11, Purpose.DRAFT, uniforms).take(0, 100_000)
     assert values.min() >= 0
     assert values.max() < 1
     assert abs(values.mean() - 0.5) < 5 / np.sqrt(12 * len(values))
@@ -73,7 +73,7 @@ def test_uniforms_are_uniform_with_53_bits() -> None:
 
 def test_what_is_foreseen_is_what_would_have_been_computed() -> None:
     """Whatever was asked for before, in whatever order, alone or with others."""
-    foreseen = Foreseen(5, Purpose.ACCEPT, uniforms)
+    foreseen = RandomNumbers(5, Purpose.ACCEPT, uniforms)
     for round_, count in (
         (0, 3),
         (1, 3),
@@ -92,7 +92,7 @@ def test_what_is_foreseen_is_what_would_have_been_computed() -> None:
 
 def test_many_requests_are_foreseen_in_one_call() -> None:
     wanted = [
-        (Foreseen(seed, purpose, uniforms), seed, 2 + seed)
+        (RandomNumbers(seed, purpose, uniforms), seed, 2 + seed)
         for seed in range(3)
         for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
     ]

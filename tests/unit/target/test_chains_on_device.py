@@ -20,7 +20,7 @@ from tandem.engine.numbers.draws import drafts_of
 from tandem.engine.stepper import Stepper
 from tandem.errors import EngineFailure
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
@@ -181,10 +181,10 @@ def test_a_batch_on_the_device_is_that_of_the_drafts() -> None:
     first, second, third = steps
     second.rows.weights[1] = 0
     chains = [
-        [Drawn(first, 2), Drawn(second, 0), Drawn(third, 1)],
-        [Drawn(first, 0)],
-        [Drawn(third, 3), Drawn(second, 0)],
-        [Drawn(first, 1), Drawn(second, 1), Drawn(third, 0)],
+        [DrawnToken(first, 2), DrawnToken(second, 0), DrawnToken(third, 1)],
+        [DrawnToken(first, 0)],
+        [DrawnToken(third, 3), DrawnToken(second, 0)],
+        [DrawnToken(first, 1), DrawnToken(second, 1), DrawnToken(third, 0)],
     ]
     found = _proposal(chains)
     drafts = [draft for draft in drafts_of([ToHost(chain) for chain in chains]) if draft]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.engine.answers import Decision, Scored
+from tandem.engine.answers import Decision, ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Foreseen, Purpose, digits
+from tandem.speculation.randomness import Purpose, RandomNumbers, digits
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc.round import TargetRequest, TargetSequence
@@ -34,13 +34,13 @@ def test_the_first_token_follows_the_targets_law(rule: str) -> None:
     for seed in range(TEXTS):
         sampling = Sampling(seed=seed)
         sequence = TargetSequence([1], TargetRequest(sampling, VERIFIERS[rule]))
-        numbers = torch.from_numpy(Foreseen(seed, Purpose.DRAFT, digits).take(1, 1))
+        numbers = torch.from_numpy(RandomNumbers(seed, Purpose.DRAFT, digits).take(1, 1))
         token = int(row.draw(numbers)[0])
         asks.append(
             Decide(
                 rule=sequence.request.rule,
                 draft=Draft([token], [len(ids)], ids, weights),
-                scored=Scored(logits, 2 * seed, 2),
+                scored=ScoredRows(logits, 2 * seed, 2),
                 sampling=sampling,
                 carry=None,
                 numbers=sequence.numbers,

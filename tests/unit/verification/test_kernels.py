@@ -10,7 +10,7 @@ import pytest
 import torch
 from numba import int64
 
-from tandem.engine.answers import Decision, Scored
+from tandem.engine.answers import Decision, ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers import decisions
 from tandem.engine.numbers.decisions import decide, decisions_of
@@ -241,7 +241,7 @@ def test_the_engine_decides_alike_with_and_without(
         first, asks = 0, []
         for seed, draft in enumerate(drafts):
             numbers = VerdictNumbers.of(seed)
-            scored = Scored(logits, first, len(draft) + 1)
+            scored = ScoredRows(logits, first, len(draft) + 1)
             first += len(draft) + 1
             sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
             asks.append(Decide(rule, draft, scored, sampling, carries[seed], numbers, round_))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.engine.answers import Decision, Scored
+from tandem.engine.answers import Decision, ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers import decisions
 from tandem.engine.numbers.decisions import decide, decisions_of
@@ -257,7 +257,7 @@ def test_the_engine_decides_alike_with_and_without(
         first, asks = 0, []
         for seed, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
             numbers = VerdictNumbers.of(seed)
-            scored = Scored(logits, first, count)
+            scored = ScoredRows(logits, first, count)
             first += count
             sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
             asks.append(Decide(rule, draft, scored, sampling, None, numbers, round_))

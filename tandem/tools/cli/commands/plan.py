@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tandem.tools.planning.plan import Plan
     from tandem.tools.planning.prediction import LoadPrediction
     from tandem.tools.planning.simulation.rounds import Fleet
-    from tandem.tools.planning.sizing import Sized
+    from tandem.tools.planning.sizing import SizedFleet
 
-    _Cell = Callable[[Sized], str]
+    _Cell = Callable[[SizedFleet], str]
 
 _NEED = "Demand"
 _FLEET = "Replicas"
@@ -222,7 +222,7 @@ def _print(made: Plan) -> None:
         out.print(f"Assumed: {note}.")
 
 
-def _simulated(sized: Sized) -> str:
+def _simulated(sized: SizedFleet) -> str:
     share = "all" if sized.simulated == sized.targets else f"{sized.simulated} of the"
     return f"{sized.texts} texts on {share} {sized.targets} targets"
 
@@ -232,13 +232,13 @@ def _rows(made: Plan) -> list[tuple[str, _Cell]]:
     from tandem.tools.planning.plan import times
 
     def ends(name: str, digits: int = 0) -> _Cell:
-        def cell(sized: Sized) -> str:
+        def cell(sized: SizedFleet) -> str:
             found = times(sized.served)
             return "/".join(f"{found[f'{name}_p{p}_ms']:.{digits}f}" for p in (50, 99))
 
         return cell
 
-    def price(sized: Sized) -> str:
+    def price(sized: SizedFleet) -> str:
         million = made.million_tokens(sized)
         return "-" if million is None else f"{million:.4g}"
 

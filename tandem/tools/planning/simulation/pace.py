@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.simulation.rounds import Fleet
-from tandem.tools.planning.simulation.window import Seen, Window
+from tandem.tools.planning.simulation.window import Window, WindowFigures
 
 # Whole texts needed to tell how texts differ in pace; with fewer, a level takes the previous one's.
 _TELLING_TEXTS = 16
@@ -31,7 +31,7 @@ class TargetPace:
 
     texts: int
     pace: NDArray[np.float64]
-    seen: Seen
+    seen: WindowFigures
 
 
 class Pace:

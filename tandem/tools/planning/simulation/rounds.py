@@ -17,7 +17,7 @@ from tandem.tools.planning.simulation.engine import SimulatedEngine, Times
 from tandem.tools.planning.simulation.served import RunFigures, steady
 
 
-class Counted(Protocol):
+class CountedReplica(Protocol):
     """A replica whose active texts are counted."""
 
     active: int
@@ -30,7 +30,7 @@ class LeastLoaded:
         replicas: this class counts their `active` texts.
     """
 
-    def __init__(self, replicas: Sequence[Counted]) -> None:
+    def __init__(self, replicas: Sequence[CountedReplica]) -> None:
         self._replicas = replicas
         self._heap = [(0, number) for number in range(len(replicas))]
 
@@ -92,7 +92,7 @@ class OfferedLoad:
 
 
 @dataclass(frozen=True)
-class Simulated(RunFigures):
+class SimulatedFigures(RunFigures):
     """Figures of a run, with batch sizes.
 
     Attributes:
@@ -148,7 +148,7 @@ class Rounds:
         """Schedule a call at a time."""
         heapq.heappush(self.events, (moment, next(self._order), then))
 
-    def run(self) -> Simulated:
+    def run(self) -> SimulatedFigures:
         """Run until all texts have ended."""
         if self.load.clients:
             for _ in range(min(self.load.clients, self.load.texts)):
@@ -219,7 +219,7 @@ class Rounds:
             kept += 1
         return kept
 
-    def _result(self, now: float) -> Simulated:
+    def _result(self, now: float) -> SimulatedFigures:
         texts = self.ended
         served = steady(
             np.array([text.arrived for text in texts]),
@@ -230,7 +230,7 @@ class Rounds:
             sum(e.busy_s for e in self.targets) / (now * len(self.targets) or 1.0),
             sum(e.busy_s for e in self.drafters) / (now * len(self.drafters) or 1.0),
         )
-        return Simulated(
+        return SimulatedFigures(
             **vars(served),
             target_batch=sum(e.served for e in self.targets)
             / max(sum(e.passes for e in self.targets), 1),

@@ -25,7 +25,7 @@ _NO_TEXT_ENDS_IT = 1 << 62
 
 
 @dataclass(frozen=True)
-class Seen:
+class WindowFigures:
     """The figures of a window.
 
     Attributes:
@@ -60,7 +60,7 @@ class Window(Rounds):
         self._resumed: set[int] = set()
         self._now = 0.0
 
-    def look(self) -> Seen:
+    def look(self) -> WindowFigures:
         """Run the window."""
         self._begin_amid_texts()
         begin = self._run_until(_WARM_UP)
@@ -74,7 +74,7 @@ class Window(Rounds):
         ]
         whole = [(text.ended - text.first, text.shape.new_tokens - 1) for text in self._whole()]
         tpot = [spent / tokens for spent, tokens in whole if spent > 0 and tokens]
-        return Seen(speed, self._first_tokens(), np.array(tpot), *busy)
+        return WindowFigures(speed, self._first_tokens(), np.array(tpot), *busy)
 
     def _speed(
         self, left: dict[int, int], ended: Sequence[Text], begin: float, end: float

@@ -10,7 +10,7 @@ import pytest
 from tandem.drafting.ahead import prepare
 from tandem.drafting.ahead.forks import ForkedCache
 from tandem.drafting.ahead.outcomes import RoundOutcome
-from tandem.drafting.ahead.prepare import Ahead, Made
+from tandem.drafting.ahead.prepare import Ahead, AheadDraft
 from tandem.engine.asks import Steps
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.tree import DraftSize
@@ -49,7 +49,7 @@ class LooksGood(Ahead):
 
     def go_on(
         self, round_: int, emitted: Sequence[int], size: DraftSize, feedback: Any
-    ) -> Steps[Made]:
+    ) -> Steps[AheadDraft]:
         prepared = self._prepared
         for one in () if prepared is None else prepared._all:
             if one.draft is not None and one.draft.token_ids[0] == 2:
@@ -62,7 +62,7 @@ class DraftsOn(Ahead):
 
     def go_on(
         self, round_: int, emitted: Sequence[int], size: DraftSize, feedback: Any
-    ) -> Steps[Made]:
+    ) -> Steps[AheadDraft]:
         prepared = self._prepared
         if prepared is not None and prepared._all:
             likeliest = prepared._all[0]

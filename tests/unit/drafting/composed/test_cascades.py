@@ -9,7 +9,7 @@ import pytest
 
 from tandem.drafting.choice.recipe_file import recipe_from
 from tandem.drafting.composed.cascade import CascadeDrafter
-from tandem.engine.answers import Reviewed
+from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review, Truncation
 from tandem.verification import VERIFIERS
 from tests.support.laws import tables
@@ -102,15 +102,15 @@ def answered(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Reviews are answered in another way."""
     own = tables.Answering._review
 
-    def review(self: Any, ask: Review) -> Reviewed:
-        found: Reviewed = change(self, ask, lambda: own(self, ask))
+    def review(self: Any, ask: Review) -> ReviewAnswer:
+        found: ReviewAnswer = change(self, ask, lambda: own(self, ask))
         return found
 
     monkeypatch.setattr(tables.Answering, "_review", review)
 
 
-def inner_row_sent(self: Any, ask: Review, review: Any) -> Reviewed:
-    found: Reviewed = review()
+def inner_row_sent(self: Any, ask: Review, review: Any) -> ReviewAnswer:
+    found: ReviewAnswer = review()
     ends = np.cumsum([0, *ask.guess.sizes])
     for node in range(found.kept):
         if ask.guess.sizes[node]:
@@ -119,9 +119,9 @@ def inner_row_sent(self: Any, ask: Review, review: Any) -> Reviewed:
     return found
 
 
-def drawn_from_the_reviewer(self: Any, ask: Review, review: Any) -> Reviewed:
+def drawn_from_the_reviewer(self: Any, ask: Review, review: Any) -> ReviewAnswer:
     """TriForce's code: behind a rejected token comes one of the reviewer's whole row."""
-    found: Reviewed = review()
+    found: ReviewAnswer = review()
     if found.kept < len(ask.guess):
         ids, weights = found.rows[found.kept]
         token = int(ids[self._chooser.choose(weights.tolist())])
@@ -129,9 +129,9 @@ def drawn_from_the_reviewer(self: Any, ask: Review, review: Any) -> Reviewed:
     return found
 
 
-def lenient(self: Any, ask: Review, review: Any) -> Reviewed:
+def lenient(self: Any, ask: Review, review: Any) -> ReviewAnswer:
     ask.leniency = 2.0
-    answer: Reviewed = review()
+    answer: ReviewAnswer = review()
     return answer
 
 
@@ -191,9 +191,9 @@ def test_what_keeps_and_what_corrects_have_numbers_of_their_own(
     """The enumeration answers for any numbers, and would not see two that are one."""
     seen: list[list[float]] = []
 
-    def noting(self: Any, ask: Review, own: Any) -> Reviewed:
+    def noting(self: Any, ask: Review, own: Any) -> ReviewAnswer:
         seen.append(ask.uniforms.tolist())
-        reviewed: Reviewed = own()
+        reviewed: ReviewAnswer = own()
         return reviewed
 
     answered(monkeypatch, noting)

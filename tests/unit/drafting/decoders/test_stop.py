@@ -15,7 +15,7 @@ from tandem.engine.asks import Draw, ReadTokens, Steps, Truncation
 from tandem.engine.numbers.draws import draw, tokens_of
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Foreseen, Purpose, digits
+from tandem.speculation.randomness import Purpose, RandomNumbers, digits
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration
@@ -125,7 +125,7 @@ def test_the_threshold_moves_as_in_draft_and_verify() -> None:
 def test_greedy_tokens_have_the_models_own_probability() -> None:
     """Beside a sampled text in one batch, whose shares are those of its row."""
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, 2.0]])
-    numbers = Foreseen(1, Purpose.DRAFT, digits)
+    numbers = RandomNumbers(1, Purpose.DRAFT, digits)
     greedy = Draw(
         None,  # type: ignore[arg-type]
         Feed(cache_of(4), [0], 1),

@@ -14,7 +14,7 @@ from tandem.errors import Unsupported
 from tandem.inference.choice.candidates import by_openvino, in_dtype
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
@@ -130,8 +130,11 @@ def test_several_drawn_tokens_are_a_level_of_a_tree() -> None:
             )
             model = build(LLAMA)
             draws = Draws(torch.tensor([8, 4, 6, 10]), None)  # type: ignore[arg-type]
-            levels: list[Any] = [[Drawn(draws, 1), Drawn(draws, 2)], [Drawn(draws, 3)] * 2]
-            levels += [Drawn(draws, 0)]
+            levels: list[Any] = [
+                [DrawnToken(draws, 1), DrawnToken(draws, 2)],
+                [DrawnToken(draws, 3)] * 2,
+            ]
+            levels += [DrawnToken(draws, 0)]
             if not drawn:
                 levels = [[4, 6], [10, 10], [8]]
             cache = reserved(decoder)

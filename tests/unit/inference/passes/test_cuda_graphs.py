@@ -16,7 +16,7 @@ from tandem.inference.batch.tiles import BLOCK as PRODUCTS_BLOCK
 from tandem.inference.batch.tiles import FEW, Tiles, TileSizes
 from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.inference.output import PassOutput
 from tandem.inference.passes import cuda_graphs as graph
@@ -143,7 +143,7 @@ def test_drawn_tokens_reach_a_graph_without_the_host(pair: list[Decoder]) -> Non
         with reserved(decoder, 2) as caches:
             draws = Draws(torch.tensor([5, 3]), None)  # type: ignore[arg-type]
             decoder.forward([Feed(cache, [1, 2], 1) for cache in caches])
-            feeds = [Feed(cache, Drawn(draws, 1 - i), 1) for i, cache in enumerate(caches)]
+            feeds = [Feed(cache, DrawnToken(draws, 1 - i), 1) for i, cache in enumerate(caches)]
             logits.append(decoder.forward(feeds).logits)
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
 

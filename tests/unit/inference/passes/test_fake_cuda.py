@@ -23,7 +23,7 @@ from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
 from tandem.engine.numbers import decisions
 from tandem.engine.stepper import Stepper
-from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.heads import head
 from tandem.inference.kv import size
 from tandem.inference.passes import cuda_graphs as graph
@@ -239,7 +239,7 @@ def test_trees_stay_on_the_device(
     levels = ((0, 0), (1, 2)), ((0, 0, 1), (2, 0, 3))
     for level in range(2):
         feeds = [
-            Feed(cache, [Drawn(drawn, i) for i in range(len(tree[level]))], 1, tree[level])
+            Feed(cache, [DrawnToken(drawn, i) for i in range(len(tree[level]))], 1, tree[level])
             for cache, tree in zip(caches, levels, strict=False)
         ]
         logits = decoder.forward([*feeds, Feed(caches[2], [5], 1)]).logits

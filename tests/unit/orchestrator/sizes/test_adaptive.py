@@ -12,7 +12,7 @@ import pytest
 from orchestrator.sizes.acceptance import AcceptanceEstimate
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
-from tandem.peers.text.contracts import Decided, Drafted
+from tandem.peers.text.contracts import DraftReply, VerdictReply
 from tandem.profile import Profile
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
@@ -137,8 +137,8 @@ def test_expected_tokens_of_chains_and_trees() -> None:
     assert expected_tokens(PLAIN, chances) == 1
 
 
-def drafted(parents: list[int] | None, count: int) -> Drafted:
-    return Drafted([0] * count, parents, None, 0, StageTimes())
+def drafted(parents: list[int] | None, count: int) -> DraftReply:
+    return DraftReply([0] * count, parents, None, 0, StageTimes())
 
 
 def test_acceptance_is_learnt_by_depth_and_rank() -> None:
@@ -147,7 +147,7 @@ def test_acceptance_is_learnt_by_depth_and_rank() -> None:
     # Of two at the root the second is kept, and behind it nothing.
     tree = drafted([0, 0, 2, 2], 4)
     for _ in range(100):
-        own.observe(tree, Decided(2, 1, 0, [0.2, 0.5, 0.1, 0.1]))
+        own.observe(tree, VerdictReply(2, 1, 0, [0.2, 0.5, 0.1, 0.1]))
     for chances in (own.chances(3), shared.chances(3)):
         assert chances.first[0] == pytest.approx(0.2, abs=0.05)
         assert chances.first[1] == pytest.approx(0.12, abs=0.05)
@@ -160,8 +160,8 @@ def test_a_text_is_told_from_the_others_by_what_it_observed() -> None:
     shared = AcceptanceEstimate()
     own, other = AcceptanceEstimate(shared), AcceptanceEstimate(shared)
     for _ in range(50):
-        own.observe(drafted(None, 1), Decided(0, 0, 0, [0.1]))
-        other.observe(drafted(None, 1), Decided(1, 1, 0, [0.9]))
+        own.observe(drafted(None, 1), VerdictReply(0, 0, 0, [0.1]))
+        other.observe(drafted(None, 1), VerdictReply(1, 1, 0, [0.9]))
     low, high = own.chances(1).first[0], other.chances(1).first[0]
     assert low < 0.35 < shared.chances(1).first[0] < 0.7 < high
 
@@ -169,12 +169,12 @@ def test_a_text_is_told_from_the_others_by_what_it_observed() -> None:
 def test_what_was_observed_long_ago_is_soon_outweighed() -> None:
     estimate = AcceptanceEstimate()
     for _ in range(100):
-        estimate.observe(drafted(None, 1), Decided(0, 0, 0, [0.0]))
+        estimate.observe(drafted(None, 1), VerdictReply(0, 0, 0, [0.0]))
     before = estimate.chances(1).first[0]
     estimate.fade()
     assert estimate.chances(1).first[0] == pytest.approx(before, abs=0.15)  # no news
     for _ in range(4):
-        estimate.observe(drafted(None, 1), Decided(1, 1, 0, [0.8]))
+        estimate.observe(drafted(None, 1), VerdictReply(1, 1, 0, [0.8]))
     assert estimate.chances(1).first[0] > 0.3
 
 
@@ -214,9 +214,9 @@ def finish(text: AdaptiveSize, size: DraftSize, overlap: float) -> float:
     """A round that drafted so much; the tokens that it is expected to emit."""
     expected = sum(overlap**depth for depth in range(size.gamma + 1))
     times = StageTimes(forward_ns=round(0.1 * size.gamma * MS))
-    draft = Drafted([0] * size.gamma, None, None, 0, times) if size.gamma else None
+    draft = DraftReply([0] * size.gamma, None, None, 0, times) if size.gamma else None
     kept = round(expected) - 1
-    text.observe(draft, Decided(kept, kept, 0, [overlap] * size.gamma, MODEL))
+    text.observe(draft, VerdictReply(kept, kept, 0, [overlap] * size.gamma, MODEL))
     return expected
 
 
@@ -225,8 +225,8 @@ def test_a_few_unlucky_drafts_are_no_reason_to_stop() -> None:
     for _ in range(4):
         size = text.choose(1000).size
         clock.now += 3 * MS
-        draft = Drafted([0] * size.gamma, None, None, 0, StageTimes(forward_ns=MS // 2))
-        text.observe(draft, Decided(0, 0, 0, [0.7] * size.gamma, MODEL))
+        draft = DraftReply([0] * size.gamma, None, None, 0, StageTimes(forward_ns=MS // 2))
+        text.observe(draft, VerdictReply(0, 0, 0, [0.7] * size.gamma, MODEL))
     for _ in range(12):
         assert text.choose(1000).size.gamma
         finish(text, text.choose(1000).size, 0.7)
@@ -328,7 +328,7 @@ def test_no_text_drafts_for_itself_alone(texts: int) -> None:
     for size, wall in ((PLAIN, 4), (DraftSize(8), 16)):
         draft = drafted(None, 8) if size.gamma else None
         for _ in range(40):
-            everyone.times.add(size, texts, wall * MS, draft, Decided(0, 0, 0, (), MODEL))
+            everyone.times.add(size, texts, wall * MS, draft, VerdictReply(0, 0, 0, (), MODEL))
     chosen, wall = [PLAIN], 4
     for _ in range(40):
         chosen = step([own], clock, 16 if chosen[0].gamma else 4, 0.98)
@@ -347,8 +347,8 @@ def test_a_round_that_was_asked_for_before_teaches_no_time(asked: int, known: bo
         assert choice.size == DraftSize(4)
         assert choice.rounds > 1
         clock.now += 50 * MS
-        draft = Drafted([0] * asked, None, None, 0, MODEL, asked=DraftSize(asked))
-        text.observe(draft, Decided(1, 1, 0, [0.5] * asked, MODEL))
+        draft = DraftReply([0] * asked, None, None, 0, MODEL, asked=DraftSize(asked))
+        text.observe(draft, VerdictReply(1, 1, 0, [0.5] * asked, MODEL))
     assert (everyone.times.wall(DraftSize(4), 1) != before) == known
     assert everyone.acceptance.chances(4).first[0] != AcceptanceEstimate().chances(4).first[0]
 
@@ -362,9 +362,9 @@ def test_the_first_draft_behind_plain_rounds_says_nothing_of_what_drafts_bring()
         return everyone.expected(size, everyone.acceptance.chances(size.gamma)).tokens
 
     first = expected()
-    for drafted in (None, Drafted((), None, None, 0, MODEL)):
+    for drafted in (None, DraftReply((), None, None, 0, MODEL)):
         text.choose(1000)
-        text.observe(drafted, Decided(0, 0, 0, (), MODEL))
+        text.observe(drafted, VerdictReply(0, 0, 0, (), MODEL))
     assert expected() == first
-    text.observe(Drafted((), None, None, 0, MODEL), Decided(0, 0, 0, (), MODEL))
+    text.observe(DraftReply((), None, None, 0, MODEL), VerdictReply(0, 0, 0, (), MODEL))
     assert expected() < first

@@ -9,12 +9,12 @@ import pytest
 
 from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
-from tandem.peers.text.contracts import AheadWay, Decided, Drafted
+from tandem.peers.text.contracts import AheadWay, DraftReply, VerdictReply
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
-DRAFTED = Drafted([1, 2], None, None, 0, StageTimes())
-KEPT = Decided(2, 2, 3)
+DRAFTED = DraftReply([1, 2], None, None, 0, StageTimes())
+KEPT = VerdictReply(2, 2, 3)
 
 
 class World:
@@ -77,7 +77,7 @@ def test_rounds_without_a_draft_teach_nothing() -> None:
     policy = world.policies[0]
     for _ in range(100):
         assert policy.choose(1).ahead is AheadWay.NOTHING
-        policy.observe(None, Decided(0, 0, 3))
+        policy.observe(None, VerdictReply(0, 0, 3))
     assert world.run(1)[AheadWay.NOTHING] == 100
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.sizes.goodput import PLAIN
 from orchestrator.sizes.round_times import SLOW, RoundTimes
-from tandem.peers.text.contracts import Decided, Drafted
+from tandem.peers.text.contracts import DraftReply, VerdictReply
 from tandem.profile import Profile
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
@@ -24,9 +24,9 @@ def told(
         forward_ns=round(slower * VERIFY.at(texts, 1 + size.gamma)), batch_size=texts
     )
     draft = StageTimes(forward_ns=round(slower * size.gamma * 0.5 * MS), batch_size=texts)
-    drafted = Drafted([0] * size.gamma, None, None, 0, draft) if size.gamma else None
+    drafted = DraftReply([0] * size.gamma, None, None, 0, draft) if size.gamma else None
     for _ in range(texts):
-        times.add(size, texts, wall * MS, drafted, Decided(0, 0, 0, (), verify))
+        times.add(size, texts, wall * MS, drafted, VerdictReply(0, 0, 0, (), verify))
 
 
 def wall(times: RoundTimes, size: DraftSize, texts: int = 1) -> float:

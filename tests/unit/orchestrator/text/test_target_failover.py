@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.text.target_failover import TargetWithFailover
-from tandem.peers.text.contracts import Decided
+from tandem.peers.text.contracts import VerdictReply
 from tandem.peers.text.values import Generation, Rule, Stopping
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftSize
@@ -21,18 +21,18 @@ class Fake:
         self.asked: list[tuple[int, int, int]] = []
         self.times = StageTimes(forward_ns=int(round_ms * 1e6))
 
-    async def open(self, *of: Any) -> Decided:
-        return Decided(0, 0, 9)
+    async def open(self, *of: Any) -> VerdictReply:
+        return VerdictReply(0, 0, 9)
 
-    async def verify(self, round_: int, position: int, drafted: None) -> Decided:
+    async def verify(self, round_: int, position: int, drafted: None) -> VerdictReply:
         self.asked.append((round_, position, 1))
-        return Decided(0, 0, 9, times=self.times)
+        return VerdictReply(0, 0, 9, times=self.times)
 
     def ask_rounds(self, round_: int, position: int, count: int, size: DraftSize) -> None:
         self.asked.append((round_, position, count))
 
-    async def next_round(self, round_: int, position: int) -> tuple[None, Decided]:
-        return None, Decided(0, 0, 9, times=self.times)
+    async def next_round(self, round_: int, position: int) -> tuple[None, VerdictReply]:
+        return None, VerdictReply(0, 0, 9, times=self.times)
 
 
 class Peers:

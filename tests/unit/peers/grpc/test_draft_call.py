@@ -13,7 +13,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import PeerFailure
 from tandem.peers.grpc.calls import CountingOn
 from tandem.peers.grpc.draft_call import DraftCall
-from tandem.peers.text.contracts import AheadWay, Drafted, News
+from tandem.peers.text.contracts import AheadWay, DraftReply, News
 from tandem.peers.text.record import TextRecord
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
@@ -85,7 +85,7 @@ async def ask(
     news: Sequence[int],
     size: DraftSize = SIZE,
     way: AheadWay = AheadWay.SENT,
-) -> Drafted:
+) -> DraftReply:
     return await call.draft(round_, position, News(news), size, False, way)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tandem.peers.text.contracts import Drafted
+from tandem.peers.text.contracts import DraftReply
 from tandem.telemetry.stages import StageTimes
 
 
-def answer(token_ids: list[int], parents: list[int] | None) -> Drafted:
-    return Drafted(token_ids, parents, None, 0, StageTimes())
+def answer(token_ids: list[int], parents: list[int] | None) -> DraftReply:
+    return DraftReply(token_ids, parents, None, 0, StageTimes())
 
 
 def test_of_a_tree_the_kept_path_comes_first() -> None:

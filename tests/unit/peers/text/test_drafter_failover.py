@@ -9,7 +9,7 @@ import pytest
 
 from tandem.common.v1 import common_pb2
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
-from tandem.peers.text.contracts import AheadWay, Drafted, News, Prompt
+from tandem.peers.text.contracts import AheadWay, DraftReply, News, Prompt
 from tandem.peers.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
@@ -45,10 +45,10 @@ class Fake:
         size: DraftSize,
         needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
-    ) -> Drafted:
+    ) -> DraftReply:
         self.asked.append((round_, position, list(news.token_ids)))
         self.told.append([each.round for each in news.feedback])
-        return Drafted([7] * size.gamma, None, None, 0, StageTimes())
+        return DraftReply([7] * size.gamma, None, None, 0, StageTimes())
 
     async def close(self) -> None: ...
 
@@ -84,7 +84,7 @@ class Text:
     def let_go(self) -> None:
         self.left += 1
 
-    async def go(self, size: DraftSize, feedback_bytes: int = 0) -> Drafted | None:
+    async def go(self, size: DraftSize, feedback_bytes: int = 0) -> DraftReply | None:
         """A round that emits one token, of which the target tells so many bytes."""
         self.round += 1
         drafted = await self.drafting.draft(self.round, len(self.tokens), size)
@@ -181,7 +181,7 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
     """Others would lose theirs by a client who is in a hurry."""
 
     class Hurried(Fake):
-        async def draft(self, *asked: Any) -> Drafted:
+        async def draft(self, *asked: Any) -> DraftReply:
             raise OutOfTime("the drafter did not answer before the deadline")
 
     hurried = Hurried()
@@ -197,7 +197,7 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
 
 async def test_one_that_ended_a_silent_sequence_is_opened_again() -> None:
     class Full(Fake):
-        async def draft(self, *asked: Any) -> Drafted:
+        async def draft(self, *asked: Any) -> DraftReply:
             raise SequenceIdled("the drafter ended an idle sequence")
 
     first, second = Full(), Fake()

@@ -17,7 +17,7 @@ from tandem.errors import StartupError, Unauthenticated
 from tandem.peers.grpc.clients import dialers_of
 from tandem.rpc.security import certificates
 from tandem.rpc.security.certificates import read_authorities, read_pair
-from tandem.rpc.security.files import NamedFile, Watched
+from tandem.rpc.security.files import NamedFile, WatchedFiles
 from tandem.rpc.security.settings import tls_of
 from tandem.rpc.security.tokens import BearerTokens, read_token
 from tandem.settings import ServiceSettings, read_settings
@@ -287,7 +287,7 @@ def test_files_are_followed_behind_links(tmp_path: Path) -> None:
         (tmp_path / name / "file").write_text(name)
     (tmp_path / "now").symlink_to("first")
     path = tmp_path / "now" / "file"
-    watched = Watched([path], path.read_text)
+    watched = WatchedFiles([path], path.read_text)
     assert watched.look() == (0, "first")
     (tmp_path / "next").symlink_to("second")
     (tmp_path / "next").rename(tmp_path / "now")
