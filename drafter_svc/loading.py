@@ -99,7 +99,7 @@ def _ahead_of(
 
     Args:
         settings: of the service.
-        drafter: see there.
+        drafter: whose drafts are prepared.
         info: with its limits.
         room: positions of each sequence for them.
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from tandem.drafting.decoders.stop import Threshold
 from tandem.drafting.known_feedback import KnownFeedback
+from tandem.drafting.stop import Threshold
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from tandem.drafting.composed.cascade import CascadeRecipe
 from tandem.drafting.composed.forest import ForestRecipe
 from tandem.drafting.composed.horizontal import HorizontalRecipe
@@ -34,6 +38,14 @@ RECIPES: tuple[type[Recipe], ...] = (
     LookaheadRecipe,
     MasksRecipe,
 )
+
+# Recipes that draft chains, of which others can be made. They may contain each other.
+Chain = Annotated[
+    ModelRecipe | LookupRecipe | RetrievalRecipe | CascadeRecipe | HorizontalRecipe,
+    Field(discriminator="method"),
+]
+for recipe in (CascadeRecipe, HorizontalRecipe):
+    recipe.model_rebuild(_types_namespace={"Chain": Chain})
 
 # Recipes' files, METHOD and RECIPE, the command's help and the lists of the tests take the names
 # from here. docs/recipes.md repeats them; a test compares.

@@ -77,7 +77,7 @@ class DeviceFeedback:
     of `Verdicts`.
 
     Attributes:
-        wanted: see there.
+        wanted: what the drafter asked for.
         round: of the verdict.
         position: of the last token before the draft, in the text.
         prompt_states: positions before that one whose states come along.

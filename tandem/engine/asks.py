@@ -308,7 +308,7 @@ class Report:
     What comes behind it is a step of its own: its times are counted from here.
 
     Attributes:
-        result: see there.
+        result: for whoever awaits the job.
     """
 
     result: Any

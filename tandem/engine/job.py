@@ -20,7 +20,7 @@ class JobReport:
     """A result that came before a job's end.
 
     Attributes:
-        result: see there.
+        result: of the report.
         times: where its time went.
         laps: what came before it and has times of its own, each with its step.
     """

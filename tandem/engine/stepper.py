@@ -214,7 +214,7 @@ class _Drawing:
 
     Attributes:
         job: that asks.
-        ask: see there.
+        ask: what is drawn.
         row: its first one of the pass.
         answer: the tokens, once they are drawn.
     """

@@ -30,7 +30,7 @@ def load_models(
     """The decoders and heads that a recipe drafts with, one for each of its checkpoints.
 
     Args:
-        recipe: see there.
+        recipe: what drafts.
         settings: how models are run.
         model: the checkpoint that the recipe calls "".
         target: the checkpoint that its heads are for, where the recipe names none.

@@ -55,7 +55,7 @@ class Probes:
         """The places of the probes behind a candidate's place, without another candidate between.
 
         Args:
-            place: see there.
+            place: the candidate's.
             candidates: their number.
         """
         found: list[int] = []

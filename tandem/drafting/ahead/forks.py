@@ -91,7 +91,7 @@ class PlacedFeed:
         parents: real rows that they hang at.
         path: of the fork, behind the feed; the next two likewise.
         rows: see `ForkedCache`.
-        branches: see there.
+        branches: of the fork, behind the feed.
     """
 
     fork: ForkedCache

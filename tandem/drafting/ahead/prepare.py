@@ -42,7 +42,7 @@ class AheadDraft:
     """A draft, and what was prepared of it.
 
     Attributes:
-        draft: see there.
+        draft: that was asked for.
         outcome: None where nothing had been prepared.
         ready_ns: how long it had been ready when it was asked for; 0 where it was not.
         drafts: that had been prepared, finished or not.
@@ -59,7 +59,7 @@ class _Candidate:
     """A draft behind an outcome, on its way.
 
     Attributes:
-        outcome: see there.
+        outcome: of the verdict, that it is for.
         sequence: a fork, on which the draft is made.
         steps: that make it.
         ask: that is to be answered next; None before the first, and at the end.
@@ -95,7 +95,7 @@ class Preparation:
     with the numbers of its round.
 
     Args:
-        drafter: see there.
+        drafter: makes the drafts.
         sequence: behind its draft.
         round_: of the draft.
         draft: may be empty.
@@ -276,7 +276,7 @@ class Ahead:
 
     Args:
         drafter: of the sequence.
-        sequence: see there.
+        sequence: whose drafts they are.
         longest: that the sequence may grow to, in tokens.
     """
 
@@ -291,7 +291,7 @@ class Ahead:
 
         Args:
             round_: of the draft.
-            draft: see there.
+            draft: that the target verifies.
             size: of each prepared draft.
             nodes: drafted tokens of all of them.
         """

@@ -28,7 +28,7 @@ from tandem.speculation.randomness import VerdictNumbers
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Chain = Recipe  # any of those that draft chains, see `horizontal.py`
+    Chain = Recipe  # any of those that draft chains, see `methods.py`
     Row = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]
 
 InnerRule = Literal["token", "block"]

@@ -11,9 +11,9 @@ from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import ModelRecipe, StopKey, ThresholdKey
 from tandem.drafting.decoders.shape import ACCEPTANCE
-from tandem.drafting.decoders.stop import THRESHOLD
 from tandem.drafting.decoders.tree import Acceptance, TreeDrafter, TreeRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.stop import THRESHOLD
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer

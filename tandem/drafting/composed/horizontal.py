@@ -7,20 +7,21 @@ often, so cheaper methods may guess them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from tandem.drafting.composed.cascade import CascadeRecipe
 from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.lookups.lookup import LookupRecipe
-from tandem.drafting.lookups.retrieval import RetrievalRecipe
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
+
+if TYPE_CHECKING:
+    Chain = Recipe  # any of those that draft chains, see `methods.py`
 
 MOST_PARTS = 4
 
@@ -158,12 +159,3 @@ class HorizontalRecipe(Recipe):
         """See `Recipe`."""
         own = _BuiltIn(**keys)
         return cls(parts=(ModelRecipe(), LookupRecipe()), tokens=(own.first_tokens,))
-
-
-# Recipes that draft chains, of which others can be made. They may contain each other.
-Chain = Annotated[
-    ModelRecipe | LookupRecipe | RetrievalRecipe | CascadeRecipe | HorizontalRecipe,
-    Field(discriminator="method"),
-]
-for recipe in (CascadeRecipe, HorizontalRecipe):
-    recipe.model_rebuild(_types_namespace={"Chain": Chain})

@@ -13,8 +13,8 @@ from pydantic import Field
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import ModelDrafter, cache_of
 from tandem.drafting.decoders.ranks import Ranks
-from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.stop import FIXED, Stop
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import Draw, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
@@ -93,7 +93,7 @@ class BranchingDrafter(ModelDrafter):
         """The places of the level just drawn that more may be drawn behind.
 
         Args:
-            sequence: see there.
+            sequence: that the draft continues.
             growth: behind its last level.
             first: draw of that level.
             depth: that the draft may have.

@@ -10,8 +10,8 @@ from pydantic import Field
 from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, LargestTree
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
-from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import Drafter, DraftSequence, Setting
+from tandem.drafting.stop import FIXED, Stop
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.tree import DraftShape

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from tandem.drafting.decoders.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import DrawnToken, Feed
@@ -29,8 +29,8 @@ class ModelDrafter(Drafter):
         truncation: of its distributions.
 
     Args:
-        scorer: see there.
-        truncation: see there.
+        scorer: the small model.
+        truncation: of its distributions.
         stop: when a draft ends early; the method is not pure then.
     """
 

@@ -13,8 +13,8 @@ from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.shape import ACCEPTANCE, TreeShape, drawn_numbers, falls, likeliest
-from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.stop import FIXED, Stop
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.tree import DraftShape

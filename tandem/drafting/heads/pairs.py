@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import StopKey, ThresholdKey
 from tandem.drafting.decoders.shape import drawn_numbers
-from tandem.drafting.decoders.stop import FIXED, THRESHOLD, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
+from tandem.drafting.stop import FIXED, THRESHOLD, Stop
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer

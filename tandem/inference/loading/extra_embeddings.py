@@ -63,7 +63,7 @@ def embeddings_for(model: PreTrainedModel, folder: str, served: MadeFor) -> Tens
     """A folder's rows, as a model takes them.
 
     Args:
-        model: see there.
+        model: that gets the rows.
         folder: see `read_extra_embeddings`.
         served: what the rows have to be made for.
 

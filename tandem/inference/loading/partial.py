@@ -90,7 +90,7 @@ def take_part(model: PreTrainedModel, part: ModelPart) -> None:
 
     Args:
         model: loaded, whole.
-        part: see there.
+        part: what stays.
 
     Raises:
         StartupError: the model has no such part, or the file is for another model; in one sentence.

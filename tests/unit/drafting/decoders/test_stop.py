@@ -10,7 +10,7 @@ import torch
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
-from tandem.drafting.decoders.stop import Stop
+from tandem.drafting.stop import Stop
 from tandem.engine.asks import Draw, ReadTokens, Steps, Truncation
 from tandem.engine.numbers.draws import draw, tokens_of
 from tandem.inference.feed import Feed
@@ -44,7 +44,7 @@ def test_drafts_that_end_early_leave_the_law_as_it_is(
     name: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if rule == "adaptive":  # steps that matter within a text
-        monkeypatch.setattr("tandem.drafting.decoders.stop._STEP", 3.0)
+        monkeypatch.setattr("tandem.drafting.stop._STEP", 3.0)
     enumeration = made(name, rule)
     assert not enumeration.drafter.pure
     rules = rules_for(enumeration.drafter)
@@ -57,7 +57,7 @@ def test_drafts_that_end_early_leave_the_law_as_it_is(
 
 
 def test_the_adaptive_threshold_is_part_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.drafting.decoders.stop._STEP", 3.0)
+    monkeypatch.setattr("tandem.drafting.stop._STEP", 3.0)
     enumeration = made("model", "adaptive", 2)
     enumeration.error(VERIFIERS["token"])
     # Behind the same text, other drafts by what was kept before.
