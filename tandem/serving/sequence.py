@@ -11,15 +11,16 @@ from tandem.engine.admission import AdmittedSequence
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
-from tandem.rpc.streams.sequence import Answer, Progress, ServedSequence, StepMessage
+from tandem.rpc.streams.entries import StepRequest, StepResponse
+from tandem.rpc.streams.sequence import Progress, ServedSequence
 from tandem.serving.fingerprint import require_same
 from tandem.shaping.grammar import Grammars
 from tandem.shaping.text import ShapedText, shaped_text
 from tandem.speculation.request.shaping import Shaping
 from tandem.telemetry.logs import bind_request
 
-Q = TypeVar("Q", bound=StepMessage)
-R = TypeVar("R", bound=Answer)
+Q = TypeVar("Q", bound=StepRequest)
+R = TypeVar("R", bound=StepResponse)
 S = TypeVar("S", bound=AdmittedSequence)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tandem.errors import Exhausted, OutOfTime, PeerFailure, TandemError, Unavailable
 from tandem.rpc.status import ended_by_peer
-from tandem.rpc.streams.link import Link, Response, SharedStream, broken
+from tandem.rpc.streams.entries import StepRequest, StepResponse
+from tandem.rpc.streams.link import Link, SharedStream, broken
 from tandem.rpc.streams.patience import Patience
 from tandem.telemetry.tracing.spans import Span
 
@@ -17,15 +18,8 @@ from tandem.telemetry.tracing.spans import Span
 CLOSE_SECONDS = 1.0
 
 
-class StepRequest(Protocol):
-    """A request with a `step` oneof, of which one branch is `open` and one `close`."""
-
-    sequence: int
-    traceparent: str
-
-
 Q = TypeVar("Q", bound=StepRequest)
-R = TypeVar("R", bound=Response)
+R = TypeVar("R", bound=StepResponse)
 
 
 @contextmanager

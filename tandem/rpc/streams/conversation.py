@@ -13,16 +13,17 @@ import structlog
 
 from tandem.errors import IdleTimeout, TandemError
 from tandem.rpc.status import INTERNAL_ERROR
+from tandem.rpc.streams.entries import StepRequest, StepResponse
 from tandem.rpc.streams.patience import Patience
-from tandem.rpc.streams.sequence import Answer, ServedSequence, State, StepMessage, StepReply
+from tandem.rpc.streams.sequence import ServedSequence, State, StepReply
 from tandem.telemetry.logs import bind_span
 from tandem.telemetry.tracing.spans import caller_of
 from tandem.telemetry.tracing.steps import StepSpan
 
 _log = structlog.get_logger(__name__)
 
-Q = TypeVar("Q", bound=StepMessage)
-R = TypeVar("R", bound=Answer)
+Q = TypeVar("Q", bound=StepRequest)
+R = TypeVar("R", bound=StepResponse)
 
 
 class Conversation(Generic[Q, R]):

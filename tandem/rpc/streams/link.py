@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 
 from tandem.errors import PeerFailure, TandemError
 from tandem.rpc.status import from_peer
+from tandem.rpc.streams.entries import StepResponse
 from tandem.rpc.streams.outbox import Outbox
 
 # That share a stream; what a message costs is shared well enough by so many.
@@ -33,20 +34,7 @@ _WRITE_FAILED = "Internal error from Core"
 T = TypeVar("T")
 
 
-class Response(Protocol):
-    """A response with a `result` oneof, of which one branch is `ended`."""
-
-    sequence: int
-
-    @property
-    def ended(self) -> Any:
-        """Why it is over, if it is."""
-
-    def WhichOneof(self, oneof_group: Any, /) -> Any:
-        """The branch that is set."""
-
-
-R = TypeVar("R", bound=Response)
+R = TypeVar("R", bound=StepResponse)
 
 
 class Link(Generic[R]):

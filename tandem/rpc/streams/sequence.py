@@ -6,33 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import InvalidRequest, WrongState
+from tandem.rpc.streams.entries import StepRequest, StepResponse
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 
-
-class StepMessage(Protocol):
-    """A request with a `step` oneof, of which one branch is `open` and one `close`."""
-
-    sequence: int
-    traceparent: str
-
-    def WhichOneof(self, oneof_group: Any, /) -> Any:
-        """The branch that is set."""
-
-
-class Answer(Protocol):
-    """A response with a `result` oneof, of which one branch is `ended`."""
-
-    sequence: int
-
-
-Q = TypeVar("Q", bound=StepMessage)
-R = TypeVar("R", bound=Answer)
+Q = TypeVar("Q", bound=StepRequest)
+R = TypeVar("R", bound=StepResponse)
 
 
 @dataclass(slots=True)

@@ -23,8 +23,9 @@ from tandem.errors import (
 from tandem.rpc.status import end_of
 from tandem.rpc.streams.conversation import Conversation
 from tandem.rpc.streams.decoding import Malformed
+from tandem.rpc.streams.entries import StepRequest, StepResponse
 from tandem.rpc.streams.outbox import Outbox
-from tandem.rpc.streams.sequence import Answer, ServedSequence, StepMessage
+from tandem.rpc.streams.sequence import ServedSequence
 
 # In one message.
 MAX_REQUESTS = 1024
@@ -40,8 +41,8 @@ _LAST_WRITE_SECONDS = 1.0
 _FAULT_SECONDS = 0.001
 _STOPPING = "the service is stopping; try another replica"
 
-Q = TypeVar("Q", bound=StepMessage)
-R = TypeVar("R", bound=Answer)
+Q = TypeVar("Q", bound=StepRequest)
+R = TypeVar("R", bound=StepResponse)
 
 
 @dataclass(frozen=True)
