@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine.answers import Decision
@@ -44,19 +44,16 @@ class OwnDrafting:
             told: what its feedback is: of what others want, states that are the same are kept.
         """
         self.news += decision.emitted
-        if self.untold and self.untold[-1].predicted is not None:
-            # Of a round before this one: predictions are of no use now.
-            last = self.untold.pop()
-            if last.states is not None:
-                self.untold.append(replace(last, predicted=None))
+        # Of rounds before this one.
+        self.untold[-1:] = [last.lasting for last in self.untold[-1:] if last.lasting.tells]
         own, feedback = self.wanted, decision.feedback
         if own is None or told is None or feedback is None:
             return
         if told is not own:
             if (told.columns, told.dtype) != (own.columns, own.dtype):
                 return
-            feedback = replace(feedback, predicted=None)
-        if feedback.states is not None or feedback.predicted is not None:
+            feedback = feedback.lasting
+        if feedback.tells:
             self.untold = [*self.untold[1 - _MOST_UNTOLD :], feedback]
 
     def take(self) -> tuple[list[int], Sequence[Feedback]]:

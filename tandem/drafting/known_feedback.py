@@ -16,16 +16,18 @@ class KnownFeedback:
     Attributes:
         end: the position behind the run's last one; 0 before the first.
         predicted: where the drafter wants any and drafted for that round; else None.
+        last: all that was told of the last round; None where nothing was.
     """
 
     end: int = 0
     predicted: Predicted | None = None
+    last: Feedback | None = None
     _parts: list[Feedback] = field(default_factory=list)
 
     def hear(self, told: Sequence[Feedback]) -> None:
-        """Take in what was told since the last draft, round by round: predictions of the last round
-        alone."""
-        self.predicted = told[-1].predicted if told else None
+        """Take in what was told since the last draft, round by round."""
+        self.last = told[-1] if told else None
+        self.predicted = None if self.last is None else self.last.predicted
         for feedback in told:
             if feedback.states is not None:
                 self.add(feedback)

@@ -2,7 +2,7 @@
 
 A method is a generator: it yields asks and is sent the answers. The engine answers the pending
 asks of all sequences together, in one packed pass a scorer, vectorised draws and decisions, and
-one copy to the host; the tests answer them one by one. Nothing here touches a device.
+one wait for the host; the tests answer them one by one. Nothing here touches a device.
 """
 
 from __future__ import annotations

@@ -123,6 +123,16 @@ class Feedback:
     states: Any = None
     predicted: Predicted | None = None
 
+    @property
+    def tells(self) -> bool:
+        """Whether anything is told."""
+        return self.states is not None or self.predicted is not None
+
+    @property
+    def lasting(self) -> Feedback:
+        """What is of use behind the next round too."""
+        return self if self.predicted is None else replace(self, predicted=None)
+
 
 class FeedbackGiven(NamedTuple):
     """What a target can tell, and compute beside a draft.

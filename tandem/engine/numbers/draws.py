@@ -261,7 +261,7 @@ def rows_of(chains: Sequence[Sequence[DrawnToken]], drawn: Mapping[int, Draws]) 
 def to_host(
     drawn: Mapping[int, Draws], others: Sequence[Tensor] = ()
 ) -> tuple[dict[int, Arrays], list[npt.NDArray[Any]]]:
-    """Draws and other tensors as arrays, by one copy."""
+    """Draws and other tensors as arrays, with one synchronisation."""
     parts = [part for d in drawn.values() for part in (d.tokens, d.rows.ids, d.rows.weights)]
     arrays = iter(copy_to_host([*parts, *others]))
     return {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}, list(arrays)

@@ -209,7 +209,7 @@ def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> Fee
 
 def wants_feedback(reply: drafter_pb2.GetModelInfoResponse) -> bool:
     """Whether a drafter asks for any."""
-    return bool(reply.feedback.layers or reply.feedback.top)
+    return bool(reply.feedback.ByteSize())
 
 
 def most_probes(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> int:

@@ -432,7 +432,9 @@ class OpenedSequence(google.protobuf.message.Message):
 
     @property
     def feedback(self) -> tandem.common.v1.common_pb2.Feedback:
-        """feedback on the prompt's last positions, if open asked for any; unset where no token was drawn."""
+        """feedback on the prompt's last positions, if open asked for hidden states; unset where no token
+        was drawn. Predictions come with verdicts alone.
+        """
 
     @property
     def log_probs(self) -> tandem.common.v1.common_pb2.LogProbs:
@@ -521,9 +523,9 @@ class Verdict(google.protobuf.message.Message):
 
     @property
     def feedback(self) -> tandem.common.v1.common_pb2.Feedback:
-        """feedback on the last token that was emitted before the round and on the accepted ones, if the
-        step asked for it: num_accepted + 1 positions. The token that the verdict emits last has not
-        been computed yet.
+        """feedback on the round, if the step asked for it. Hidden states are those of the last token that
+        was emitted before the round and of the accepted ones: num_accepted + 1 positions; none where
+        only predictions are wanted. The token that the verdict emits last has not been computed yet.
         """
 
     @property
