@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,12 @@ def test_every_setting_has_a_default_and_a_line_in_the_docs(
         if line not in documented:
             missing.append(line)
     assert not missing, "\n".join(("paste into docs/settings.md:", *missing))
+
+
+def test_few_names_stand_before_those_for_experts() -> None:
+    usual = DOCS.read_text().split("\n## Expert\n")[0]
+    rows = re.findall(r"(?m)^\| `TANDEM_(?:DRAFTER|TARGET|ORCHESTRATOR|VLLM)_([A-Z_]+)`", usual)
+    assert 60 < len(set(rows)) <= 90
 
 
 def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
