@@ -119,7 +119,8 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ('method = "forest"\n[[parts]]\nmethod = "magic"', "parts[0].method: 'magic' is unknown"),
         (
             None,
-            f"is neither built in ({', '.join(METHODS)}) nor a file: No such file",
+            f"is neither built in ({', '.join(METHODS)}), nor an installed package's method, nor a"
+            " file: No such file",
         ),
     ],
 )
