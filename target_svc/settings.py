@@ -67,12 +67,12 @@ class TargetSettings(ModelSettings):
         description="layers whose hidden states drafters can get, such as `2,16,29,last`: 0 is the"
         " embedding, i the output of layer i, `last` what the output matrix reads; at most four",
     )
+    draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
     verifiers: Names = Field(
         (),
         description="rules of installed packages to offer beside the built-in ones, by name, comma"
         " separated; this runs the packages' code",
     )
-    draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
 
 
 class VllmSettings(BaseSettings):

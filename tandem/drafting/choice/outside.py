@@ -130,7 +130,8 @@ def drafter_of(recipe: Recipe, scorers: Sequence[Scorer], truncation: Truncation
 def _contradiction(recipe: Recipe, drafter: object) -> str:
     """Between the traits of a drafter and its recipe, as the end of a sentence; empty if none."""
     if not isinstance(drafter, recipe.drafter):
-        return f"is a {type(drafter).__name__}, and not the announced {recipe.drafter.__name__}"
+        made = type(drafter).__name__
+        return f"is of the class {made}, and not of the announced {recipe.drafter.__name__}"
     kinds: dict[str, type] = {
         "shape": DraftShape,
         "pure": bool,

@@ -47,8 +47,8 @@ class RecipeSettings(BaseSettings):
     )
     method: Annotated[str, AfterValidator(require_method)] = Field(
         "model",
-        description="name of a method, built in or registered by an installed package; used if"
-        " RECIPE is empty. Keys of built-in methods are settings",
+        description="name of a method, built in or of an installed package (this runs the"
+        " package's code); used if RECIPE is empty. Keys of built-in methods are settings",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     target: str = Field(
