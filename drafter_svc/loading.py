@@ -11,7 +11,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafting.ahead.prepare import room_for
 from tandem.drafting.choice.built_in import recipe_of
-from tandem.drafting.choice.outside import drafter_of
+from tandem.drafting.choice.installed import drafter_of
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine

@@ -10,7 +10,7 @@ import structlog
 
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
-from tandem.drafting.choice.outside import drafter_of
+from tandem.drafting.choice.installed import drafter_of
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.schedule import BatchLimits

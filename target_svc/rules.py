@@ -47,14 +47,19 @@ def rules_with(names: Sequence[str]) -> Rules:
                 f"TANDEM_TARGET_VERIFIERS: no installed package registers {name!r} ({GROUP})"
             )
         rule = imported(entry)
-        if fault := _fault_of(rule, name):
+        if fault := fault_of(rule, name):
             raise refused(entry, fault)
         rules[name] = rule
     return rules
 
 
-def _fault_of(rule: object, name: str) -> str:
-    """What a rule lacks, as the end of a sentence; empty if nothing."""
+def fault_of(rule: object, name: str) -> str:
+    """What a rule lacks, as the end of a sentence; empty if nothing.
+
+    Args:
+        rule: what an entry point names.
+        name: of the entry point.
+    """
     if isinstance(rule, type) and issubclass(rule, Verifier):
         return f"is a class: register an object, such as {name} = {rule.__name__}()"
     if not isinstance(rule, Verifier):
@@ -88,18 +93,22 @@ def _fault_of_state(rule: Verifier[Any]) -> str:
     missing = [name for name in _STATE if getattr(type(rule), name) is getattr(Verifier, name)]
     if rule.needs_every_draft and missing:
         return f"has needs_every_draft, and lacks {', '.join(missing)}: how its state is kept"
-    if not rule.needs_every_draft and len(missing) < len(_STATE):
+    carries = type(rule)._carry is not Verifier._carry
+    if not rule.needs_every_draft and (carries or len(missing) < len(_STATE)):
         return "keeps a state, and lacks needs_every_draft = True"
     return ""
 
 
 def _fault_of_options(rule: Verifier[Any]) -> str:
     """Of the numbers that a request may set."""
+    options: object = rule.options
+    if not (isinstance(options, tuple) and all(isinstance(each, RuleOption) for each in options)):
+        return "has options, which must be a tuple of RuleOption"
     for option in rule.options:
-        if not isinstance(option, RuleOption):
-            return "has options, which must be RuleOption"
         bounds = option.least, option.default, option.most
-        if not (all(map(isfinite, bounds)) and option.least <= option.default <= option.most):
+        if not all(isinstance(bound, int | float) and isfinite(bound) for bound in bounds):
+            return f"has the option {option.name}, whose bounds and default must be finite numbers"
+        if not option.least <= option.default <= option.most:
             return f"has the option {option.name}, whose default must be within its bounds"
         if getattr(rule, option.name, None) != option.default:
             return f"has the option {option.name}, and lacks a field with its default"

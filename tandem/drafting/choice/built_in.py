@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tandem.drafting.choice.outside import method_named
+from tandem.drafting.choice.installed import method_named
 from tandem.drafting.choice.recipe_file import read_recipe
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Recipe, settings_of

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from tandem.drafting.choice.outside import method_named
+from tandem.drafting.choice.installed import method_named
 from tandem.drafting.drafter import Recipe
 from tandem.drafting.methods import METHODS
 from tandem.errors import StartupError

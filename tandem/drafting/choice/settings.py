@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, create_model
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from tandem.drafting.choice.outside import require_method
+from tandem.drafting.choice.installed import require_method
 from tandem.drafting.drafter import settings_of
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Truncation

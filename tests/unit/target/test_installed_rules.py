@@ -10,11 +10,11 @@ import pytest
 
 from tandem.errors import StartupError
 from target_svc.messages import verifier_infos
-from target_svc.rules import BUILT_IN, GROUP, rules_with
-from tests.support.outside_packages import install, install_examples, on_path
+from target_svc.rules import BUILT_IN, GROUP, fault_of, rules_with
+from tests.support.installed_packages import install, install_examples, on_path
 from tests.support.processes.refusals import refusal
 
-MODULE = "outside_rule"
+MODULE = "own_rule"
 RULE = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -56,6 +56,11 @@ def test_it_is_offered_with_its_traits(folder: Path) -> None:
     assert rules["lossy_lenient"].with_options({"factor": 3.0}) != rules["lossy_lenient"]
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_no_more_is_asked_than_of_a_built_in_rule(name: str) -> None:
+    assert not fault_of(BUILT_IN[name], name)
+
+
 def test_it_is_imported_only_if_it_is_named(folder: Path) -> None:
     installed(folder, "raise SystemExit(3)")
     assert rules_with(()) == BUILT_IN
@@ -65,7 +70,7 @@ def test_it_is_imported_only_if_it_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("import dataclass", "import nothing", "cannot be imported from outside_rule:own: Import"),
+        ("import dataclass", "import nothing", "cannot be imported from own_rule:own: Import"),
         ("own = OwnVerifier()", "own = OwnVerifier", "is a class: register an object, such as own"),
         ("own = OwnVerifier()", "own = 1", "is no tandem.verification.verifier.Verifier"),
         ('= "own"', '= "mine"', "lacks its name: name = 'own'"),
@@ -81,6 +86,10 @@ def test_it_is_imported_only_if_it_is_named(folder: Path) -> None:
         ),
         ("share: float", "pack = min\n    share: float", "keeps a state, and lacks needs_"),
         ("0.0, 1.0)", "0.0, 0.5)", "the option share, whose default must be within its bounds"),
+        ("0.0, 1.0),)", "0.0, 1.0),)[0].most", "has options, which must be a tuple of Rule"),
+        ('RuleOption("share", 1.0', '("share", 1.0', "has options, which must be a tuple of Rule"),
+        ("0.0, 1.0)", "0.0, None)", "whose bounds and default must be finite numbers"),
+        ("share: float", "_carry = min\n    share: float", "keeps a state, and lacks needs_every"),
         ("share: float = 1.0", "other: float = 1.0", "the option share, and lacks a field"),
         ("(frozen=True)", "", "must be hashable; with options, a dataclass(frozen=True)"),
         ("@dataclass(frozen=True)", "", "must be hashable; with options, a dataclass(frozen=True)"),
@@ -91,7 +100,7 @@ def test_what_is_missing_is_said(folder: Path, old: str, new: str, sentence: str
     installed(folder, RULE.replace(old, new))
     with pytest.raises(StartupError) as refused:
         rules_with(["own"])
-    assert f"{GROUP}: 'own' of the package outside_rule 0.1 " in str(refused.value)
+    assert f"{GROUP}: 'own' of the package own_rule 0.1 " in str(refused.value)
     assert sentence in str(refused.value)
 
 
@@ -107,5 +116,5 @@ def test_a_service_exits_with_2_and_one_line(folder: Path) -> None:
     installed(folder, RULE.replace('= "own"', '= "mine"'))
     given = {"PYTHONPATH": str(folder), "TANDEM_TARGET_VERIFIERS": "own"}
     assert refusal("target_svc", given) == (
-        f"target: {GROUP}: 'own' of the package outside_rule 0.1 lacks its name: name = 'own'"
+        f"target: {GROUP}: 'own' of the package own_rule 0.1 lacks its name: name = 'own'"
     )

@@ -53,14 +53,19 @@ def method_named(name: str) -> type[Recipe] | None:
     if name in METHODS:
         raise refused(entry, "has the name of a built-in method; rename it, or uninstall it")
     recipe = imported(entry)
-    if fault := _fault_of(recipe, name):
+    if fault := fault_of(recipe, name):
         raise refused(entry, fault)
     method: type[Recipe] = recipe
     return method
 
 
-def _fault_of(recipe: object, name: str) -> str:
-    """What a recipe's class lacks, as the end of a sentence; empty if nothing."""
+def fault_of(recipe: object, name: str) -> str:
+    """What a method lacks, as the end of a sentence; empty if nothing.
+
+    Args:
+        recipe: what an entry point names.
+        name: of the entry point.
+    """
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         return "is no class derived from tandem.drafting.drafter.Recipe"
     if missing := sorted(recipe.__abstractmethods__):
@@ -122,13 +127,18 @@ def drafter_of(recipe: Recipe, scorers: Sequence[Scorer], truncation: Truncation
         raise StartupError(
             f"the recipe {recipe.method} cannot make its drafter: {first_line(error)}"
         ) from error
-    if fault := _contradiction(recipe, drafter):
+    if fault := contradiction_of(recipe, drafter):
         raise StartupError(f"the drafter of the recipe {recipe.method} {fault}")
     return drafter
 
 
-def _contradiction(recipe: Recipe, drafter: object) -> str:
-    """Between the traits of a drafter and its recipe, as the end of a sentence; empty if none."""
+def contradiction_of(recipe: Recipe, drafter: object) -> str:
+    """Between the traits of a drafter and its recipe, as the end of a sentence; empty if none.
+
+    Args:
+        recipe: that made it.
+        drafter: what `make` returned.
+    """
     if not isinstance(drafter, recipe.drafter):
         made = type(drafter).__name__
         return f"is of the class {made}, and not of the announced {recipe.drafter.__name__}"

@@ -20,7 +20,7 @@ from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
 from tests.service.recipes.served_law import greedy_summaries
-from tests.support.outside_packages import install_examples, on_path
+from tests.support.installed_packages import install_examples, on_path
 from tests.support.wire.fakes import generation
 
 METHOD, RULE = "tandem_repeat", "tandem_lenient"

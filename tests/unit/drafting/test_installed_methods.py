@@ -12,14 +12,14 @@ import pytest
 from drafter_svc.loading import load
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import recipe_of
-from tandem.drafting.choice.outside import GROUP, drafter_of
+from tandem.drafting.choice.installed import GROUP, drafter_of
 from tandem.drafting.choice.recipe_file import read_recipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
-from tests.support.outside_packages import install, on_path
+from tests.support.installed_packages import install, on_path
 from tests.support.processes.refusals import refusal
 
-MODULE = "outside_method"
+MODULE = "own_method"
 METHOD = """
 from typing import Annotated, ClassVar, Literal
 
@@ -95,7 +95,7 @@ def test_it_is_imported_only_if_it_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("import Annotated", "import Nothing", "cannot be imported from outside_method:OwnRecipe"),
+        ("import Annotated", "import Nothing", "cannot be imported from own_method:OwnRecipe"),
         ("class OwnRecipe(", "class Other(", "has no attribute 'OwnRecipe'"),
         ("class OwnRecipe(Recipe)", "class OwnRecipe", "is no class derived from tandem.drafting"),
         ("def make", "def made", "lacks make"),
@@ -121,9 +121,7 @@ def test_what_is_missing_is_said(folder: Path, old: str, new: str, sentence: str
     with pytest.raises(StartupError) as refused:
         recipe_of(DrafterSettings(method="own"))
     assert sentence in str(refused.value)
-    assert "needs a file" in sentence or "'own' of the package outside_method 0.1" in str(
-        refused.value
-    )
+    assert "needs a file" in sentence or "'own' of the package own_method 0.1" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_a_taken_name_is_refused_where_it_is_asked_for(folder: Path) -> None:
 def test_a_name_that_is_registered_twice_is_refused(folder: Path) -> None:
     installed(folder, METHOD)
     install(folder, "another", "", {GROUP: {"own": "another:Recipe"}})
-    with pytest.raises(StartupError, match=r"more than once \(another 0.1, outside_method 0.1\)"):
+    with pytest.raises(StartupError, match=r"more than once \(another 0.1, own_method 0.1\)"):
         recipe_of(DrafterSettings(recipe="own"))
 
 
@@ -178,5 +176,5 @@ def test_a_service_exits_with_2_and_one_line(folder: Path) -> None:
     installed(folder, METHOD.replace("def make", "def made"))
     given = {"PYTHONPATH": str(folder), "TANDEM_DRAFTER_METHOD": "own"}
     assert refusal("drafter_svc", given) == (
-        f"drafter: {GROUP}: 'own' of the package outside_method 0.1 lacks make"
+        f"drafter: {GROUP}: 'own' of the package own_method 0.1 lacks make"
     )
