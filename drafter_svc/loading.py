@@ -11,6 +11,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafting.ahead.prepare import room_for
 from tandem.drafting.choice.built_in import recipe_of
+from tandem.drafting.choice.installed import drafter_of
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
@@ -67,7 +68,7 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     room = room_for(prepares, recipe.largest_tree or settings.max_gamma)
     models = load_models(recipe, settings, settings.model, settings.target, ahead=room)
     truncation = settings.truncation
-    drafter = recipe.make(models, truncation)
+    drafter = drafter_of(recipe, models, truncation)
     require_its_vocabulary(drafter, models[0].about)
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:], drafter))
     info.vocab_size = max(model.vocab_size for model in models)
@@ -127,7 +128,7 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         "drafter-engine", Admission((), admission_limits(settings)), BatchLimits(), None
     )
     described = recipe.model_dump_json()
-    drafter = recipe.make((), settings.truncation)
+    drafter = drafter_of(recipe, (), settings.truncation)
     info = common_pb2.ModelInfo(
         model=recipe.method,
         protocol_version=PROTOCOL_VERSION,

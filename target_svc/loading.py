@@ -10,6 +10,7 @@ import structlog
 
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
+from tandem.drafting.choice.installed import drafter_of
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.schedule import BatchLimits
@@ -171,7 +172,7 @@ def own_drafts(
         }
     )
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
-    drafter = recipe.make(models, keys.truncation)
+    drafter = drafter_of(recipe, models, keys.truncation)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)
     wanted = drafter.feedback

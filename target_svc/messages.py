@@ -9,12 +9,11 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.target.v1 import target_pb2
-from tandem.verification import LOSSY_VERIFIERS, VERIFIERS, Verifier
+from tandem.verification import Verifier
+from target_svc.rules import BUILT_IN, Rules
 
-_RULES = VERIFIERS | LOSSY_VERIFIERS
 
-
-def verifier_infos() -> list[target_pb2.VerifierInfo]:
+def verifier_infos(rules: Rules = BUILT_IN) -> list[target_pb2.VerifierInfo]:
     """What each rule says of itself."""
     return [
         target_pb2.VerifierInfo(
@@ -26,20 +25,24 @@ def verifier_infos() -> list[target_pb2.VerifierInfo]:
             resumable=not rule.needs_every_draft,
             options=[target_pb2.VerifierOption(**option._asdict()) for option in rule.options],
         )
-        for _, rule in sorted(_RULES.items())
+        for _, rule in sorted(rules.items())
     ]
 
 
-def rule_from(request: target_pb2.OpenSequence) -> Verifier[Any]:
+def rule_from(request: target_pb2.OpenSequence, rules: Rules) -> Verifier[Any]:
     """The rule that decides a text.
+
+    Args:
+        request: names it.
+        rules: that the target offers.
 
     Raises:
         InvalidRequest: there is none of that name, or it has no such options.
     """
-    rule = _RULES.get(request.verifier)
+    rule = rules.get(request.verifier)
     if rule is None:
         raise InvalidRequest(
-            f"open.verifier {request.verifier!r} is unknown; use one of {sorted(_RULES)}"
+            f"open.verifier {request.verifier!r} is unknown; use one of {sorted(rules)}"
         )
     try:
         return rule.with_options(dict(request.verifier_options))

@@ -28,6 +28,7 @@ from target_svc.messages import (
 )
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
+from target_svc.rules import BUILT_IN, Rules
 from target_svc.run import Credit, RunRound, run
 
 
@@ -45,6 +46,7 @@ class VerifiedSequence(
         drafts: that the target can make itself, if it can.
         feedback_layers: whose hidden states it can give.
         probe_tokens: extra embeddings that it has for probes.
+        rules: that it offers, by name.
     """
 
     many_answers = "run"
@@ -59,6 +61,7 @@ class VerifiedSequence(
         drafts: OwnDrafts | None = None,
         feedback_layers: Sequence[int] = (),
         probe_tokens: int = 0,
+        rules: Rules = BUILT_IN,
     ) -> None:
         super().__init__(engine, info)
         self._info = info
@@ -67,6 +70,7 @@ class VerifiedSequence(
         self._max_rounds = max_rounds
         self._grammars = grammars
         self._drafts = drafts
+        self._rules = rules
         self._credit: Credit | None = None  # of the run that is on, or was the last step
         self._running = self._ended = False
         self._early: list[target_pb2.RunStep] = []  # for a run that is about to begin
@@ -121,7 +125,7 @@ class VerifiedSequence(
         token_ids = messages.tokens_from(
             "open.token_ids", request.token_ids, self._vocab_size, self._max_length
         )
-        rule = rule_from(request)
+        rule = rule_from(request, self._rules)
         if request.max_new_tokens < 1:
             raise InvalidRequest("open.max_new_tokens must be at least 1")
         if len(token_ids) + request.max_new_tokens > self._max_length:

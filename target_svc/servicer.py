@@ -20,6 +20,7 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.drafts import OwnDrafts
 from target_svc.loading import load_target, own_drafts, own_recipe
 from target_svc.messages import verifier_infos
+from target_svc.rules import Rules, rules_with
 from target_svc.sequence import VerifiedSequence
 from target_svc.settings import TargetSettings
 
@@ -33,10 +34,12 @@ class LoadedTarget(LoadedService):
     Attributes:
         decoder: scores.
         drafts: that it makes itself; None where it makes none.
+        rules: that it offers, by name.
     """
 
     decoder: Model
     drafts: OwnDrafts | None
+    rules: Rules
 
     @property
     def drafts_inside(self) -> bool:
@@ -60,7 +63,9 @@ class TargetServicer(
 
     def _load(self) -> LoadedTarget:
         settings = self.settings
-        recipe = own_recipe(settings)  # what is wrong with it is said before a model is loaded
+        # What is wrong with these is said before a model is loaded.
+        recipe = own_recipe(settings)
+        rules = rules_with(settings.verifiers)
         decoder = load_target(settings)
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
@@ -71,7 +76,7 @@ class TargetServicer(
             models += drafting
         info.cache_tokens = min(model.positions for model in models if model.positions)
         engine = engine_over(models, settings, "target-engine")
-        return LoadedTarget(engine, info, models, decoder, drafts)
+        return LoadedTarget(engine, info, models, decoder, drafts, rules)
 
     async def Verify(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See target.proto."""
@@ -89,6 +94,7 @@ class TargetServicer(
                     drafts=loaded.drafts,
                     feedback_layers=loaded.decoder.about.of_layers,
                     probe_tokens=loaded.decoder.about.probe_tokens,
+                    rules=loaded.rules,
                 ),
             )
 
@@ -105,7 +111,7 @@ class TargetServicer(
             return target_pb2.GetModelInfoResponse(
                 info=loaded.described(),
                 stats=loaded.stats(),
-                verifiers=verifier_infos(),
+                verifiers=verifier_infos(loaded.rules),
                 max_rounds=self.settings.max_rounds,
                 drafts=None if loaded.drafts is None else loaded.drafts.info,
                 feedback_layers=loaded.decoder.about.of_layers,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tandem.settings import MOST_NODES, ModelSettings
+from tandem.settings import MOST_NODES, ModelSettings, Names
 
 
 class TargetSettings(ModelSettings):
@@ -57,9 +57,9 @@ class TargetSettings(ModelSettings):
     )
     drafts: str = Field(
         "",
-        description="recipe by which the target drafts in its own process: the name of a built-in"
-        " one or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and so"
-        " on). Empty: the target does not draft",
+        description="recipe by which the target drafts in its own process: the name of a method or"
+        " a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and so on)."
+        " Empty: the target does not draft",
     )
     feedback: str = Field(
         "none",
@@ -68,6 +68,11 @@ class TargetSettings(ModelSettings):
         " embedding, i the output of layer i, `last` what the output matrix reads; at most four",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
+    verifiers: Names = Field(
+        (),
+        description="rules of installed packages to offer beside the built-in ones, by name, comma"
+        " separated; this runs the packages' code",
+    )
 
 
 class VllmSettings(BaseSettings):

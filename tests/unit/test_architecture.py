@@ -148,7 +148,7 @@ def test_scheduling_model_and_serving_are_apart() -> None:
         "engine": {"inference", "shaping", "speculation", "verification"}
         | {"telemetry", "errors", "profile"},
         "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
-        | {"errors", "settings"},
+        | {"entry_points", "errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
         "peers": {"rpc", "common", "drafter", "target", "speculation", "telemetry"}
         | {"errors", "profile", "settings"},

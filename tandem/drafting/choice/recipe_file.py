@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Union
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from tandem.drafting.choice.installed import method_named
 from tandem.drafting.drafter import Recipe
 from tandem.drafting.methods import METHODS
 from tandem.errors import StartupError
@@ -17,8 +18,14 @@ from tandem.errors import StartupError
 _MOST_LEVELS = 4
 _MOST_BYTES = 64 << 10
 
-_ANY: Any = Annotated[Union[tuple(METHODS.values())], Field(discriminator="method")]  # noqa: UP007
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(_ANY)
+
+def _adapter(methods: Iterable[type[Recipe]]) -> TypeAdapter[Any]:
+    """Reads a recipe of any of these."""
+    each: Any = Annotated[Union[tuple(methods)], Field(discriminator="method")]  # noqa: UP007
+    return TypeAdapter(each)
+
+
+_BUILT_IN = _adapter(METHODS.values())
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -35,8 +42,8 @@ def read_recipe(path: Path) -> Recipe:
         return recipe_from(tomllib.loads(text.decode()))
     except FileNotFoundError as error:
         raise StartupError(
-            f"the recipe {path} is neither built in ({', '.join(METHODS)}) nor a file:"
-            f" {error.strerror}"
+            f"the recipe {path} is neither built in ({', '.join(METHODS)}), nor an installed"
+            f" package's method, nor a file: {error.strerror}"
         ) from None
     except OSError as error:
         raise StartupError(f"cannot read the recipe {path}: {error.strerror}") from None
@@ -50,10 +57,16 @@ def recipe_from(keys: Mapping[str, Any]) -> Recipe:
 
     Raises:
         ValueError: the place, and what is wrong there.
+        StartupError: what is wrong with another package's method.
     """
     _check_levels(keys, "", 1)
+    named = keys.get("method")
+    method = method_named(named) if isinstance(named, str) else None
+    adapter = _BUILT_IN
+    if method is not None and method not in METHODS.values():
+        adapter = _adapter((*METHODS.values(), method))
     try:
-        recipe: Recipe = _ADAPTER.validate_python(keys)
+        recipe: Recipe = adapter.validate_python(keys)
     except ValidationError as error:
         raise ValueError(_fault(error)) from None
     return recipe

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, create_model
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from tandem.drafting.choice.installed import require_method
 from tandem.drafting.drafter import settings_of
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Truncation
@@ -16,8 +17,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _with_methods(kind: type[M]) -> type[M]:
-    """Settings whose METHOD is a name of the table, and with each setting that a method has."""
-    fields: dict[str, Any] = {"method": (Literal[tuple(METHODS)], kind.model_fields["method"])}
+    """Settings with each setting that a built-in method has."""
+    fields: dict[str, Any] = {}
     users: dict[str, list[str]] = {}
     for name, recipe in METHODS.items():
         for setting, field in settings_of(recipe).values():
@@ -42,12 +43,12 @@ class RecipeSettings(BaseSettings):
 
     recipe: str = Field(
         "",
-        description="how to draft: a TOML file, or the name of a built-in recipe; empty takes"
-        " METHOD",
+        description="how to draft: a TOML file, or the name of a method; empty takes METHOD",
     )
-    method: str = Field(
+    method: Annotated[str, AfterValidator(require_method)] = Field(
         "model",
-        description="name of a built-in recipe, used if RECIPE is empty; its keys are settings",
+        description="name of a method, built in or of an installed package (this runs the"
+        " package's code); used if RECIPE is empty. Keys of built-in methods are settings",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     target: str = Field(

@@ -299,6 +299,8 @@ def _become(order: Mapping[str, Any], given: Sequence[int]) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(order["environment"])
+    # As a process that begins would read it.
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def _say(line: socket.socket, **news: int) -> None:

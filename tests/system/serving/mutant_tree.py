@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from target_svc import messages
+from target_svc import rules
 from target_svc.__main__ import main
 from tests.support.laws.trees.mutants import SPLIT
 
-messages._RULES["token"] = SPLIT
+rules.BUILT_IN["token"] = SPLIT
 main()

@@ -11,6 +11,7 @@ import pytest
 from drafter_svc.loading import load
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in, recipe_of
+from tandem.drafting.choice.installed import contradiction_of, fault_of
 from tandem.drafting.choice.recipe_file import read_recipe
 from tandem.drafting.composed.forest import ForestDrafter, ForestRecipe
 from tandem.drafting.decoders.tree import TreeRecipe
@@ -119,7 +120,8 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ('method = "forest"\n[[parts]]\nmethod = "magic"', "parts[0].method: 'magic' is unknown"),
         (
             None,
-            f"is neither built in ({', '.join(METHODS)}) nor a file: No such file",
+            f"is neither built in ({', '.join(METHODS)}), nor an installed package's method, nor a"
+            " file: No such file",
         ),
     ],
 )
@@ -165,6 +167,9 @@ def test_a_method_is_one_file_and_one_entry(name: str) -> None:
     assert drafter.largest_tree == recipe.largest_tree
     assert (drafter.largest_tree > 0) == (drafter.shape is not DraftShape.CHAIN)
     assert recipe_of(DrafterSettings(method=name)) == recipe_of(DrafterSettings(recipe=name))
+    # No more is asked of other packages' methods.
+    assert not fault_of(kind, name)
+    assert not contradiction_of(recipe, drafter)
 
 
 def test_methods_that_share_a_setting_share_its_values() -> None:

@@ -1,0 +1,169 @@
+"""Drafting methods of other packages, found by entry points, and what is checked of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import get_args
+
+from tandem.drafting.drafter import DraftedVocabulary, Drafter, Recipe, settings_of
+from tandem.drafting.methods import METHODS
+from tandem.engine.asks import Truncation
+from tandem.engine.scorer import Scorer
+from tandem.entry_points import imported, refused, registered
+from tandem.errors import StartupError, TandemError, first_line
+from tandem.speculation.feedback import FeedbackWanted
+from tandem.speculation.tree import MOST_NODES, DraftShape
+
+GROUP = "tandem.drafting_methods"
+
+# Of a drafter: what the engine runs, step by step.
+_GENERATORS = ("open", "go_on", "draft")
+_SETTINGS = {
+    setting.name for recipe in METHODS.values() for setting, _ in settings_of(recipe).values()
+}
+
+
+def require_method(name: str) -> str:
+    """The name, if a method has it. Imports nothing.
+
+    Raises:
+        ValueError: none has.
+    """
+    if name not in METHODS and registered(GROUP, name) is None:
+        raise ValueError(
+            f"{name!r} is unknown; use one of {', '.join(map(repr, METHODS))}, or a method that an"
+            f" installed package registers ({GROUP})"
+        )
+    return name
+
+
+def method_named(name: str) -> type[Recipe] | None:
+    """The method of a name, built in or another package's; None if there is none.
+
+    Imports the package, if there is one.
+
+    Raises:
+        StartupError: the package's method has the name of a built-in one, cannot be imported, or is
+            not as `Recipe` and `Drafter` say; one sentence names what is missing.
+    """
+    entry = registered(GROUP, name)
+    if entry is None:
+        return METHODS.get(name)
+    if name in METHODS:
+        raise refused(entry, "has the name of a built-in method; rename it, or uninstall it")
+    recipe = imported(entry)
+    if fault := fault_of(recipe, name):
+        raise refused(entry, fault)
+    method: type[Recipe] = recipe
+    return method
+
+
+def fault_of(recipe: object, name: str) -> str:
+    """What a method lacks, as the end of a sentence; empty if nothing.
+
+    Args:
+        recipe: what an entry point names.
+        name: of the entry point.
+    """
+    if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
+        return "is no class derived from tandem.drafting.drafter.Recipe"
+    if missing := sorted(recipe.__abstractmethods__):
+        return f"lacks {', '.join(missing)}"
+    key = recipe.model_fields["method"]
+    if get_args(key.annotation) != (name,) or key.default != name:
+        return f'lacks its name as a key: method: Literal["{name}"] = "{name}"'
+    drafts = getattr(recipe, "drafts", None)
+    if not (isinstance(drafts, str) and drafts):
+        return "lacks drafts: a few words on what it drafts"
+    unknown = {mark.name for mark, _ in settings_of(recipe).values()} - _SETTINGS
+    if unknown:
+        return (
+            f"has keys marked as the settings {', '.join(sorted(unknown))}, which the service does"
+            " not have: keys of their own are given in a recipe's file"
+        )
+    return _fault_of_drafter(getattr(recipe, "drafter", None))
+
+
+def _fault_of_drafter(drafter: object) -> str:
+    """What the class of a recipe's drafter lacks; empty if nothing."""
+    if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
+        return "lacks drafter: a class derived from tandem.drafting.drafter.Drafter"
+    if missing := sorted(drafter.__abstractmethods__):
+        return f"has a drafter, {drafter.__name__}, that lacks {', '.join(missing)}"
+    plain = [
+        name for name in _GENERATORS if not inspect.isgeneratorfunction(getattr(drafter, name))
+    ]
+    if plain:
+        return (
+            f"has a drafter, {drafter.__name__}, whose {', '.join(plain)} must be a generator:"
+            " begin with `yield from ()`"
+        )
+    if not isinstance(drafter.shape, DraftShape) or not isinstance(drafter.prepares, bool):
+        return (
+            f"has a drafter, {drafter.__name__}, whose shape is no DraftShape or prepares no bool"
+        )
+    return ""
+
+
+def drafter_of(recipe: Recipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+    """The drafter that a recipe makes, checked to be as it announces itself.
+
+    Args:
+        recipe: of a built-in method, or another package's.
+        scorers: one for each of its checkpoints, in their order.
+        truncation: of their distributions.
+
+    Raises:
+        StartupError: it cannot be made, or its traits contradict each other.
+    """
+    if recipe.method in METHODS:
+        return recipe.make(scorers, truncation)
+    try:
+        drafter = recipe.make(scorers, truncation)
+    except TandemError:
+        raise
+    except Exception as error:
+        raise StartupError(
+            f"the recipe {recipe.method} cannot make its drafter: {first_line(error)}"
+        ) from error
+    if fault := contradiction_of(recipe, drafter):
+        raise StartupError(f"the drafter of the recipe {recipe.method} {fault}")
+    return drafter
+
+
+def contradiction_of(recipe: Recipe, drafter: object) -> str:
+    """Between the traits of a drafter and its recipe, as the end of a sentence; empty if none.
+
+    Args:
+        recipe: that made it.
+        drafter: what `make` returned.
+    """
+    if not isinstance(drafter, recipe.drafter):
+        made = type(drafter).__name__
+        return f"is of the class {made}, and not of the announced {recipe.drafter.__name__}"
+    kinds: dict[str, type] = {
+        "shape": DraftShape,
+        "pure": bool,
+        "largest_tree": int,
+        "feedback": FeedbackWanted,
+        "vocabulary": DraftedVocabulary,
+        "data": str,
+    }
+    for name, kind in kinds.items():
+        if not isinstance(getattr(drafter, name), kind):
+            return f"must have a {name} of the type {kind.__name__}"
+    trees = drafter.shape is not DraftShape.CHAIN
+    if drafter.largest_tree != recipe.largest_tree:
+        return (
+            f"has largest_tree {drafter.largest_tree}, and its recipe {recipe.largest_tree}: they"
+            " must be equal"
+        )
+    if not (0 < drafter.largest_tree <= MOST_NODES if trees else drafter.largest_tree == 0):
+        bound = f"1..{MOST_NODES}" if trees else "0"
+        return f"has shape {drafter.shape.name}, so largest_tree must be {bound}"
+    if drafter.looks is not None and not drafter.prepares:
+        return "sets looks, so its class must set prepares = True"
+    if drafter.looks is not None and drafter.feedback.told:
+        return "sets looks and wants feedback: drafts that need feedback are not prepared ahead"
+    return ""
