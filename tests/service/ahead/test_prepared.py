@@ -36,7 +36,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.refusals import refusal
 from tests.support.processes.services import generation as law_generation
-from tests.support.waiting import until
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 from tests.support.wire.scrape import ANY_PORT, Scraped, families
 from tests.support.wire.talk import Talk
@@ -153,6 +153,7 @@ async def served(
                 metrics_listen=ANY_PORT,
                 stage_floor_seconds=60.0,
                 draft_seconds=60.0,
+                queue_seconds=HANG_SECONDS,  # texts have a seed and a size: they wait
             )
         )
         front = await start(stack, service)

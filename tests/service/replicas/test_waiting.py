@@ -30,7 +30,7 @@ def hold(fake: FakeDrafter) -> asyncio.Event:
 
 async def test_a_text_waits_for_a_place_on_its_drafter() -> None:
     drafter, target = FakeDrafter(max_sequences=1), FakeTarget()
-    async with orchestrate(drafter, target) as stub:
+    async with orchestrate(drafter, target, queue_seconds=HANG_SECONDS) as stub:
         replies = await asyncio.gather(*(stub.Complete(request(**SEEDED)) for _ in range(6)))
     assert all(list(reply.token_ids) == EXPECTED for reply in replies)
     assert [reply.summary.undrafted_rounds for reply in replies] == [0] * 6
@@ -50,7 +50,7 @@ async def test_a_text_waits_for_a_place_on_its_drafter() -> None:
 )
 async def test_only_what_must_repeat_waits(wanted: dict[str, Any], waits: bool) -> None:
     drafter, target = FakeDrafter(max_sequences=1), FakeTarget()
-    async with orchestrate(drafter, target) as stub:
+    async with orchestrate(drafter, target, queue_seconds=HANG_SECONDS) as stub:
         go_on = hold(drafter)
         first = asyncio.ensure_future(stub.Complete(request(**SEEDED)))
         await until(lambda: drafter.opened == 1)
@@ -96,7 +96,7 @@ async def test_a_round_that_loses_its_drafter_is_plain_and_the_next_one_waits() 
             death = next(dying, -1)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
-    async with orchestrate(drafter, target) as stub:
+    async with orchestrate(drafter, target, queue_seconds=HANG_SECONDS) as stub:
         drafter.interfere = die
         reply = await stub.Complete(request(stopping={"max_new_tokens": 40}, **SEEDED))
     assert death == -1
