@@ -21,7 +21,7 @@ from tests.support.laws.laws import chi_square_p_value
 
 TARGET = torch.tensor([0.4, 0.3, 0.2, 0.1])
 DRAFTER = torch.tensor([0.2, 0.25, 0.25, 0.3])
-TEXTS = 6000
+TEXTS = 2500
 
 
 @pytest.mark.parametrize("rule", ["block", "token"])
