@@ -10,6 +10,8 @@ from functools import lru_cache
 PassTime = tuple[int, int, float]
 # Where nothing is measured: a millisecond, and each further row adds 2 %.
 _NOMINAL = (((1, 1), 1e6), ((1, 51), 2e6))
+# A pass of one sequence with as many rows is one of a prompt.
+_PROMPT_ROWS = 100
 
 
 class Profile:
@@ -17,7 +19,6 @@ class Profile:
 
     Attributes:
         known: whether there are any.
-        per_row: nanoseconds that one more row adds to a large pass; more than 0.
 
     Args:
         measured: passes, in any order; those of impossible numbers are left out.
@@ -37,8 +38,27 @@ class Profile:
             for rows, nanoseconds in level
         }
         least, most = min(total), max(total)
-        self.per_row = max(total[most] - total[least], 1.0) / max(most - least, 1.0)
+        # By total rows: of passes with prompts where some are measured, since those with a few rows
+        # each may be computed in another way.
+        self._by_rows = [(rows, total[rows]) for rows in sorted({least, most})]
+        if (alone := self._levels.get(1, [])) and alone[-1][0] >= _PROMPT_ROWS:
+            self._by_rows = alone
         self.at = lru_cache(maxsize=1024)(self._at)
+
+    def rows_within(self, nanoseconds: float, rows: float = 0) -> float:
+        """Rows of prompts that make a pass take so much longer.
+
+        Args:
+            nanoseconds: that they may take.
+            rows: that the pass has besides.
+        """
+        if len(self._by_rows) == 1:
+            return nanoseconds
+        end = _on_line(self._by_rows, rows) + nanoseconds
+        at = bisect_left([time for _, time in self._by_rows], end)
+        at = min(max(at, 1), len(self._by_rows) - 1)
+        (x0, y0), (x1, y1) = self._by_rows[at - 1 : at + 1]
+        return max(x0 + (end - y0) * (x1 - x0) / max(y1 - y0, 1.0) - rows, 0.0)
 
     def _at(self, sequences: int, rows: float) -> float:
         """Nanoseconds of a pass with so many rows of each of so many sequences."""

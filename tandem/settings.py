@@ -197,9 +197,16 @@ class ModelSettings(ServiceSettings):
         0,
         ge=0,
         description="prompt tokens in one forward pass, on average; running sequences wait for"
-        " them. 0 takes as many as make the pass 1.75 times as long (by the pass times measured at"
-        " the start), at most TOKEN_BUDGET. A pass takes more while no sequence is running, or for"
-        " short prompts that arrive together",
+        " them. 0 takes as many as PREFILL_SHARE allows (by the pass times measured at the start),"
+        " at most TOKEN_BUDGET. A pass takes more while no sequence is running, or for short"
+        " prompts that arrive together",
+    )
+    prefill_share: float = Field(
+        0.75,
+        gt=0,
+        le=100,
+        description="how much longer prompts may make a forward pass that they share with running"
+        " sequences, as a share of its time; used if PREFILL_CHUNK is 0",
     )
     graph_rows: int = Field(
         256,

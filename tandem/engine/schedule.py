@@ -10,9 +10,6 @@ from tandem.engine.asks import Draw, DrawTogether, Review, Take
 from tandem.engine.job import Job
 from tandem.profile import Profile
 
-# Of the time of the pass that prompts share with running sequences: rounds of eight texts take 1.7
-# times as long beside a long prompt (median; benchmarks/endurance/interference.py).
-_SHARE = 0.75
 # Where nobody waits, prompts share passes until their rows take so many times as long as what a
 # pass takes in any case. In larger ones a burst's first prompts would only wait for its last.
 _ROWS_ALONE = 10
@@ -27,12 +24,16 @@ class BatchLimits:
     Attributes:
         token_budget: new tokens of running sequences.
         prefill_chunk: prompt tokens, in the mean of several steps; 0 follows the profile.
+        prefill_share: what prompts add to the pass that they share with running sequences, as a
+            share of its time. With 0.75, rounds of eight texts take 1.7 times as long beside a long
+            prompt (median; benchmarks/endurance/interference.py).
         gather: how long it may wait for others that should come, as a share of the last step.
         profile: of the model that computes the prompts.
     """
 
     token_budget: int = 512
     prefill_chunk: int = 0
+    prefill_share: float = 0.75
     gather: float = 0.0
     profile: Profile = field(default_factory=Profile)
 
@@ -49,7 +50,8 @@ class BatchLimits:
         sequences = max(len(running), 1)
         rows = max(sum(job.tokens for job in running), 1)
         together = self.profile.at(sequences, rows / sequences)
-        return min(max(round(_SHARE * together / self.profile.per_row), 1), self.token_budget)
+        found = self.profile.rows_within(self.prefill_share * together, rows)
+        return min(max(round(found), 1), self.token_budget)
 
     @property
     def chunk_alone(self) -> int:
@@ -57,7 +59,7 @@ class BatchLimits:
         had fewer than a chunk, for prompts that one step completes."""
         if self.prefill_chunk:
             return self.prefill_chunk
-        rows = round(_ROWS_ALONE * self.profile.at(1, 1) / self.profile.per_row)
+        rows = round(self.profile.rows_within(_ROWS_ALONE * self.profile.at(1, 1)))
         return min(max(rows, 1), _LARGEST_ALONE)
 
 

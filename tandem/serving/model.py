@@ -98,7 +98,13 @@ def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -
     """An engine that scores with decoders of one device, not started. Each sequence gets a part
     of every one's KV cache, or of none."""
     profile = Profile(decoders[0].pass_times)
-    limits = BatchLimits(settings.token_budget, settings.prefill_chunk, settings.gather, profile)
+    limits = BatchLimits(
+        settings.token_budget,
+        settings.prefill_chunk,
+        settings.prefill_share,
+        settings.gather,
+        profile,
+    )
     admission = Admission(decoders, admission_limits(settings))
     stepper = Stepper(decoders[0].device, lambda: all(one.engine == "openvino" for one in decoders))
     return Engine(name, admission, limits, stepper)

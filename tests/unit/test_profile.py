@@ -42,3 +42,18 @@ def test_without_a_measurement_a_row_more_adds_little(measured: list[tuple[int, 
     assert not profile.known
     assert profile.at(1, 2) / profile.at(1, 1) == pytest.approx(1.02)
     assert profile.at(0, 0) > 0
+
+
+def test_rows_of_prompts_are_told_apart_from_rows_of_many_sequences() -> None:
+    few = [(1, 1, 100), (1, 17, 260), (16, 1, 150), (16, 17, 2810)]
+    assert Profile(few).rows_within(100) == pytest.approx(10)
+    assert Profile(few).rows_within(100, 50) == pytest.approx(10)
+    prompts = Profile([*few, (1, 117, 460), (1, 517, 660)])
+    assert prompts.rows_within(200, 17) == pytest.approx(100)
+    assert prompts.rows_within(300, 17) == pytest.approx(300)
+    assert prompts.rows_within(500, 17) == pytest.approx(700), "as the last rows, beyond them"
+    assert prompts.rows_within(0, 17) == 0
+
+
+def test_a_single_measurement_says_that_rows_cost_nothing() -> None:
+    assert Profile([(1, 1, 100)]).rows_within(75) == 75

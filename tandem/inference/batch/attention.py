@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.inference.batch.flex import attend_tiled
@@ -62,6 +63,11 @@ def _attend_one(
     """[1, Hq, n, Dv] of one sequence's n new tokens."""
     heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
     count, end = segment.count, segment.start + segment.length
+    if _is_causal(query, segment, window, softcap):
+        k, v = (states.narrow(2, segment.start, segment.length) for states in (keys, values))
+        q = query.narrow(2, segment.first, count)
+        seen_by = causal_lower_right(count, segment.length)
+        return scaled_dot_product_attention(q, k, v, seen_by, scale=scaling, enable_gqa=True)
     q = query if count == query.shape[2] else query.narrow(2, segment.first, count)
     if groups > 1:  # heads that share a key head become rows of one query, to not repeat keys
         q = q.reshape(1, heads, groups * count, -1)
@@ -78,6 +84,19 @@ def _attend_one(
         out = _soft_capped(q, k, v, mask, scaling or query.shape[-1] ** -0.5, softcap)
     # Not a view: kernels of a GPU lay their result out otherwise.
     return out if groups == 1 else out.reshape(1, heads * groups, count, -1)
+
+
+def _is_causal(query: Tensor, segment: Segment, window: int | None, softcap: float | None) -> bool:
+    """Whether flash attention computes a segment: the chunk of a prompt, without a mask, which
+    would have as many elements as all scores."""
+    return (
+        query.is_cuda
+        and query.dtype != torch.float32
+        and segment.count > 1
+        and segment.branches is None
+        and softcap is None
+        and (window is None or window >= segment.length)
+    )
 
 
 def _soft_capped(

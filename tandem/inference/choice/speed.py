@@ -41,6 +41,9 @@ _MOST_OUTPUTS = 4096
 # time. A small model on a CPU takes half of it; a large one is loaded for far longer.
 _SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
 
+# A chunk of a prompt beside other texts, and the largest where there are none.
+PROMPT_ROWS = (256, 2048)
+
 
 def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[float]:
     """Each back end's speed relative to the first (geometric mean over all shapes).
@@ -66,13 +69,17 @@ def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[
     return speeds
 
 
-def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> list[PassTime]:
+def profile_of(
+    backend: Computes, longest: int, jumps: Sequence[int] = (), prompts: Sequence[int] = ()
+) -> list[PassTime]:
     """What passes of an idle back end take, each with a short text before it.
 
     Args:
         backend: with its pool, of which nothing is reserved.
         longest: positions of its longest sequence.
         jumps: numbers of rows that are measured too, as one more row takes far longer.
+        prompts: numbers of rows of one sequence alone, as a prompt has; shorter where the longest
+            sequence is.
 
     Returns:
         For each number of sequences the same numbers of rows; the best of three times.
@@ -81,6 +88,12 @@ def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> li
     shapes = [rows for rows in sorted({*_ROWS, *jumps}) if context + rows <= longest]
     caches: list[Any] = []
     found: list[PassTime] = []
+    for rows in sorted({min(rows, longest - context) for rows in prompts}):
+        if cache := backend.pool.reserve(context + rows):
+            try:
+                found.append((1, rows, _best(backend, [cache], rows, context, wanted=1)))
+            finally:
+                backend.pool.release(cache)
     until = time.perf_counter() + _PROFILE_SECONDS
     try:
         for sequences in _SEQUENCES:
@@ -94,13 +107,21 @@ def profile_of(backend: Computes, longest: int, jumps: Sequence[int] = ()) -> li
             for rows in shapes:
                 if found and time.perf_counter() > until:
                     return found  # all levels have the same rows
-                spent = [_timed(backend, caches, (rows,), context) for _ in range(1 + _REPEATS)]
-                level.append((sequences, rows, round(1e9 * min(spent[1:]))))
+                level.append((sequences, rows, _best(backend, caches, rows, context)))
             found += level
         return found
     finally:
         for cache in caches:
             backend.pool.release(cache)
+
+
+def _best(
+    backend: Computes, caches: Sequence[Any], rows: int, context: int, wanted: int | None = None
+) -> int:
+    """The least nanoseconds of a pass with some rows of each sequence; for `wanted` see
+    `_timed`."""
+    spent = [_timed(backend, caches, (rows,), context, wanted) for _ in range(1 + _REPEATS)]
+    return round(1e9 * min(spent[1:]))
 
 
 def times_as_slow(model: PreTrainedModel) -> float:
@@ -163,12 +184,21 @@ def _begun(backend: Backend, count: int) -> list[Any]:
 
 
 def _timed(
-    backend: Computes, caches: Sequence[Any], rows: Sequence[int], context: int = _CONTEXT
+    backend: Computes,
+    caches: Sequence[Any],
+    rows: Sequence[int],
+    context: int = _CONTEXT,
+    wanted: int | None = None,
 ) -> float:
-    """Seconds of passes of some rows of each sequence, which are then forgotten."""
+    """Seconds of passes of some rows of each sequence, which are then forgotten. `wanted`: of how
+    many of them there are logits; None for all."""
     fed = [
         [
-            Feed(cache, ordinary_tokens(backend.vocab_size, count, seed), count)
+            Feed(
+                cache,
+                ordinary_tokens(backend.vocab_size, count, seed),
+                count if wanted is None else wanted,
+            )
             for seed, cache in enumerate(caches, 1)
         ]
         for count in rows

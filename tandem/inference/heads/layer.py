@@ -75,7 +75,10 @@ class HeadLayer:
         """[T, width] to [T, width]; see `LlamaLayer`. Keys and values go to the pool, where the
         layer has a number."""
         pool.slots = batch.slots
-        found: Tensor = self._layer(states, self._rotations.of(batch), batch, pool, number, read)
+        # The layer overwrites its states, which may be another feed's.
+        found: Tensor = self._layer(
+            states.clone(), self._rotations.of(batch), batch, pool, number, read
+        )
         return found
 
     def norm(self, weight: Tensor) -> RMSNorm:

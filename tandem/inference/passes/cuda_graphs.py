@@ -191,23 +191,13 @@ class Graphs:
     def fitting(self, feeds: Sequence[Feed]) -> Graph | None:
         """The smallest graph that takes a batch; None if none does, as for prompts and branches."""
         counts = [len(feed.token_ids) for feed in feeds]
-        if any(_reach(feed, n) > self._longest for feed, n in zip(feeds, counts, strict=True)):
-            # The pass computes this batch, and may reallocate memory that the graphs read.
-            if self._graphs:
-                _log.warning("passes are launched operator by operator from now on")
-            self._graphs.clear()
         if max(counts) > FEW or any(feed.parents for feed in feeds):
+            return None
+        lengths = zip(feeds, counts, strict=True)
+        if any(feed.cache.length + count > self._longest for feed, count in lengths):
             return None
         rows = sum(counts)
         return next((graph for graph in self._graphs if graph.fits(len(feeds), rows)), None)
-
-
-def _reach(feed: Feed, count: int) -> int:
-    """Length of the longest text that a feed makes, in positions."""
-    if not feed.parents:
-        return feed.cache.length + count
-    trunk, branches = feed.cache.branched(count, feed.parents)
-    return trunk + branches.depth
 
 
 def capture_passes(backend: Backend, rows: int, longest: int) -> None:

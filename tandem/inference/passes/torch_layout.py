@@ -47,8 +47,8 @@ class PlainLinear(nn.Module):
         return torch.addmm(self.bias, rows, self._turned)
 
     def plus(self, addend: Tensor, rows: Tensor) -> Tensor:
-        """The layer's output for `rows` [R, in], plus `addend` [R, out]."""
-        out = torch.addmm(addend, rows, self._turned)
+        """The layer's output for `rows` [R, in], added to `addend` [R, out] in place."""
+        out = addend.addmm_(rows, self._turned)
         return out if self.bias is None else out.add_(self.bias)
 
 

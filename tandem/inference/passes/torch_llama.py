@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
-from tandem.inference.hidden_states import Layers, stack_states
+from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.torch_layout import PlainLinear
@@ -83,21 +83,23 @@ class LlamaPass(nn.Module):
         pool.slots = batch.slots
         states = self._embedding.index_select(0, batch.token_ids[0])
         rotation = self._rotations.of(batch)
-        found = {0: states} if self._of_layers else {}
+        # Taken at once, since layers add to the states in place.
+        found: dict[int, Tensor] = {}
+        if batch.states is not None and 0 in self._of_layers:
+            found[0] = states.index_select(0, batch.states)
         attentions = 0
         for number, layer in enumerate(self.blocks, 1):
             states = layer(states, rotation, batch, pool, attentions)
             attentions += self._attend[number - 1]
-            if number in self._of_layers:
-                found[number] = states
+            if batch.states is not None and number in self._of_layers:
+                found[number] = states.index_select(0, batch.states)
         wanted = states if batch.rows is None else states.index_select(0, batch.rows)
         logits: Tensor = self.head(self._norm(wanted))
         if batch.states is None:
             return PassOutput(logits)
         if len(self.blocks) + 1 in self._of_layers:
-            found[len(self.blocks) + 1] = self._norm(states)
-        chosen = [found[layer] for layer in self._of_layers]
-        return PassOutput(logits, stack_states(chosen, batch.states))
+            found[len(self.blocks) + 1] = self._norm(states.index_select(0, batch.states))
+        return PassOutput(logits, torch.stack([found[layer] for layer in self._of_layers], 1))
 
 
 class Rotations:
@@ -114,6 +116,8 @@ class Rotations:
         self._max_positions = max_positions
         # [positions, 1, D/2] complex64: the rotations of a head's pairs.
         self._turns = torch.empty(0, dtype=torch.complex64, device=device)
+        # Those of fewer positions: captured passes go on reading them.
+        self._outgrown: list[Tensor] = []
 
     def of(self, batch: PackedBatch) -> Tensor:
         """[T, 1, D/2] complex64: the rotation of each token's position."""
@@ -124,6 +128,7 @@ class Rotations:
             positions = torch.arange(count, device=self._turns.device)
             like = torch.empty(0, dtype=torch.float32, device=self._turns.device)
             cos, sin = self._rotary(like, positions[None])
+            self._outgrown.append(self._turns)
             half = cos.shape[-1] // 2
             self._turns = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
         turns: Tensor = self._turns.index_select(0, batch.positions[0])
@@ -201,7 +206,7 @@ class LlamaLayer(nn.Module):
         """[T, E] to [T, E].
 
         Args:
-            states: of each token.
+            states: of each token; overwritten.
             rotation: see `Rotations`.
             batch: the tokens.
             pool: of keys and values.

@@ -133,6 +133,31 @@ def test_a_chunk_is_a_share_of_the_pass_that_it_delays(
     assert BatchLimits(prefill_chunk=7, profile=limits.profile).chunk_beside(beside) == 7
 
 
+# Of an H100, a target of 8 B: 7.7 ms a row alone; passes of more than sixteen rows a text are not
+# captured, and the first of a prompt's rows are nearly free (gpu.md, M).
+_H100 = {
+    (1, 1): 7.7, (1, 5): 8.3, (1, 16): 8.5, (1, 17): 11.9, (1, 256): 13.0, (1, 1984): 68.0,
+    (4, 1): 8.0, (4, 5): 8.4, (4, 16): 9.0, (4, 17): 23.5,
+    (16, 1): 9.0, (16, 5): 10.1, (16, 16): 12.0, (16, 17): 32.9,
+}  # fmt: skip
+
+
+def test_a_chunk_on_a_device_follows_the_rows_of_prompts() -> None:
+    """And not the cliff behind captured passes, which is no cost of a row."""
+    profile = Profile([(*shape, 1e6 * ms) for shape, ms in _H100.items()])
+    limits = BatchLimits(profile=profile)
+    beside = [running()] * 16
+    assert 150 <= limits.chunk_beside(beside) <= 400
+    assert BatchLimits(prefill_share=1.5, profile=profile).chunk_beside(beside) == 512
+    assert limits.chunk_alone == 2048
+    for factor in (0.95, 1.05):  # another start measures the rows of prompts a little otherwise
+        noisy = [
+            (*shape, 1e6 * ms * (factor if shape[1] > 99 else 1)) for shape, ms in _H100.items()
+        ]
+        again = BatchLimits(profile=Profile(noisy)).chunk_beside(beside)
+        assert again == pytest.approx(limits.chunk_beside(beside), rel=0.15)
+
+
 def test_a_chunk_is_bounded_where_rows_cost_nothing() -> None:
     limits = BatchLimits(token_budget=300, profile=Profile([(1, 1, 8e6), (16, 17, 8e6)]))
     assert (limits.chunk_beside([running()]), limits.chunk_alone) == (300, 2048)

@@ -14,11 +14,11 @@ from tandem.engine.asks import Steps, Take
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
-from tandem.inference import hidden_states
 from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.hidden_states import layers_from
+from tandem.inference.output import PassOutput
 from tandem.inference.passes import torch_llama
 from tests.support.decoders import decoder_over
 from tests.support.devices.recording import Recording
@@ -90,12 +90,10 @@ def test_a_decoder_that_was_loaded_for_none_gives_none(row: Architecture) -> Non
 
 @pytest.mark.parametrize("part", ["layer", "rows"])
 def test_the_start_refuses_other_states(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = hidden_states.stack_states
+    def wrong(logits: Tensor, states: Tensor | None = None) -> PassOutput:
+        return PassOutput(logits, None if states is None else states.flip(part == "layer"))
 
-    def wrong(states: list[Tensor], rows: Tensor) -> Tensor:
-        return right(states[::-1], rows) if part == "layer" else right(states, rows.flip(0))
-
-    monkeypatch.setattr(torch_llama, "stack_states", wrong)
+    monkeypatch.setattr(torch_llama, "PassOutput", wrong)
     with pytest.raises(StartupError, match="differs from a plain pass"):
         decoder_over(build(LLAMA), "tiny", states_of="1,2")
 

@@ -21,7 +21,6 @@ from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import Branches
-from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
@@ -80,17 +79,6 @@ def test_graphs_leave_trees_alone(monkeypatch: pytest.MonkeyPatch, kernel: Kerne
     at_start = recorder.replays
     assert worst_of(expected, tree_rows(decoder, trees)) < TOLERANCE
     assert recorder.replays in (at_start, at_start + 1, at_start + 2), "chains are graphs"
-
-
-def test_scratch_rows_do_not_end_the_graphs() -> None:
-    """Which end where a text, and not its memory, is longer than they were made for."""
-    graphs = graph.Graphs.__new__(graph.Graphs)
-    graphs._longest, graphs._graphs = 8, [object()]  # type: ignore[list-item]
-    cache = SequenceCache(KVPool(64), 0, 32, length=5)
-    assert graphs.fitting([Feed(cache, [1] * 6, 0, (0,) * 6)]) is None
-    assert graphs._graphs
-    assert graphs.fitting([Feed(cache, [1] * 4, 0, (0, 1, 2, 3))]) is None
-    assert not graphs._graphs
 
 
 def forest(rng: random.Random, most: int) -> tuple[KVPool, list[Feed]]:

@@ -20,7 +20,7 @@ from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.inference.output import PassOutput
 from tandem.inference.passes import cuda_graphs as graph
-from tandem.inference.passes import one_call
+from tandem.inference.passes import one_call, torch_llama
 from tandem.inference.passes.cuda_graphs import Graph, _pairs, rooms
 from tests.support.decoders import decoder_over
 from tests.support.devices.flex import BLOCK, Kernel, without_compiler
@@ -207,17 +207,24 @@ def test_sizes_hold_plain_decoding_and_verifications(monkeypatch: pytest.MonkeyP
 
 
 @torch.inference_mode()
-def test_a_text_longer_than_promised_ends_the_graphs(recorder: Recorder) -> None:
-    logits = []
+def test_a_text_longer_than_promised_is_launched_and_others_are_replayed(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its rotations are computed for it: graphs go on reading those of before."""
+    monkeypatch.setattr(torch_llama, "_FIRST_TURNS", LONGEST)
+    long, short = [], []
     for decoder in pair_of(ARCHITECTURES[0]):
-        cache = decoder.reserve(LONGEST + BLOCK)
-        assert cache is not None
-        decoder.forward([Feed(cache, [n % 60 for n in range(LONGEST)], 0)])
-        logits.append(decoder.forward([Feed(cache, [1], 1)]).logits)
+        caches = [decoder.reserve(length) for length in (LONGEST + BLOCK, BLOCK)]
+        assert caches[0] is not None
+        assert caches[1] is not None
         replays = recorder.replays
-        decoder.forward([Feed(cache, [1], 1)])
+        decoder.forward([Feed(caches[0], [n % 60 for n in range(LONGEST)], 0)])
+        long.append(decoder.forward([Feed(caches[0], [1], 1)]).logits)
         assert recorder.replays == replays
-    assert torch.allclose(logits[0], logits[1], atol=1e-5)
+        short.append(decoder.forward([Feed(caches[1], [1, 2], 2)]).logits)
+        assert recorder.replays == replays + (decoder._backends.current.graphs is not None)
+    assert torch.allclose(long[0], long[1], atol=1e-5)
+    assert torch.allclose(short[0], short[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("failing", ["capture", "replay"])

@@ -35,7 +35,10 @@ def test_both_layouts_compute_the_layer(dtype: torch.dtype, bias: bool, rows: in
         for layer in layers:
             assert_close(layer(states), expected, atol=tolerance, rtol=tolerance)
             assert_close(
-                layer.plus(addend, states), expected + addend, atol=tolerance, rtol=tolerance
+                layer.plus(addend.clone(), states),
+                expected + addend,
+                atol=tolerance,
+                rtol=tolerance,
             )
             assert layer(states[:0]).shape == (0, 40)
 
