@@ -91,7 +91,9 @@ def test_a_decoder_that_was_loaded_for_none_gives_none(row: Architecture) -> Non
 @pytest.mark.parametrize("part", ["layer", "rows"])
 def test_the_start_refuses_other_states(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(logits: Tensor, states: Tensor | None = None) -> PassOutput:
-        return PassOutput(logits, None if states is None else states.flip(part == "layer"))
+        return PassOutput(
+            logits, None if states is None else states.flip(1 if part == "layer" else 0)
+        )
 
     monkeypatch.setattr(torch_llama, "PassOutput", wrong)
     with pytest.raises(StartupError, match="differs from a plain pass"):
