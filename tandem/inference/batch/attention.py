@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.inference.batch.flex import attend_tiled
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.segment import Segment
+from tandem.inference.kernels import attention as kernel
+
+# Rows of a prompt's chunk from which on flash attention is faster.
+_LONG = 512
 
 
 def attend(
@@ -38,8 +41,20 @@ def attend(
     Returns:
         [T, Hq, Dv].
     """
-    if batch.tiles is not None:
-        return attend_tiled(batch.tiles, query, keys, values, scaling, window, softcap)
+    if batch.tiles is not None and not _is_long(batch, query, window, softcap):
+        tiles, rows = batch.tiles.seen(window)
+        return kernel.attend(
+            query,
+            keys,
+            values,
+            tiles,
+            rows,
+            batch.tiles.counts,
+            batch.tiles.size,
+            batch.tiles.words,
+            scaling or query.shape[-1] ** -0.5,
+            softcap or 0.0,
+        )
     # Views of the whole, once per layer: each text's part is then a single `narrow`.
     query, keys, values = query[None], keys[None], values[None]
     parts = [
@@ -63,7 +78,7 @@ def _attend_one(
     """[1, Hq, n, Dv] of one sequence's n new tokens."""
     heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
     count, end = segment.count, segment.start + segment.length
-    if _is_causal(query, segment, window, softcap):
+    if _by_flash(query, segment, window, softcap):
         k, v = (states.narrow(2, segment.start, segment.length) for states in (keys, values))
         q = query.narrow(2, segment.first, count)
         seen_by = causal_lower_right(count, segment.length)
@@ -86,7 +101,13 @@ def _attend_one(
     return out if groups == 1 else out.reshape(1, heads * groups, count, -1)
 
 
-def _is_causal(query: Tensor, segment: Segment, window: int | None, softcap: float | None) -> bool:
+def _is_long(batch: PackedBatch, query: Tensor, window: int | None, softcap: float | None) -> bool:
+    """Whether a batch is a long chunk of a prompt, which torch's own kernel computes faster."""
+    first, *others = batch.segments
+    return not others and first.count >= _LONG and _by_flash(query, first, window, softcap)
+
+
+def _by_flash(query: Tensor, segment: Segment, window: int | None, softcap: float | None) -> bool:
     """Whether flash attention computes a segment: the chunk of a prompt, without a mask, which
     would have as many elements as all scores."""
     return (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.inference.batch.segment import Segment
-from tandem.inference.batch.tiles import BranchTiles, Tiles
+from tandem.inference.batch.tiles import Tiles
 from tandem.inference.feed import DrawnToken, Feed, listed
 
 
@@ -105,11 +105,7 @@ class PackedBatch:
 
     @classmethod
     def of(
-        cls,
-        feeds: Sequence[Feed],
-        device: torch.device,
-        in_one_call: bool = False,
-        branches_too: bool = False,
+        cls, feeds: Sequence[Feed], device: torch.device, in_one_call: bool = False
     ) -> PackedBatch:
         """Pack feeds of different sequences.
 
@@ -117,19 +113,12 @@ class PackedBatch:
             feeds: at least one.
             device: where its tensors go.
             in_one_call: whether attention takes all sequences at once.
-            branches_too: whether it does so also if some have branches.
         """
         packing = Packing.of(feeds)
         segments = packing.segments
         numbers = torch.tensor([packing.positions, packing.slots], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
-        tiles = None
-        # A single sequence is one call anyway, by a kernel that needs no tiles.
-        if in_one_call and len(segments) > 1:
-            if all(segment.branches is None for segment in segments):
-                tiles = Tiles(segments, device)
-            elif branches_too:
-                tiles = BranchTiles(segments, device)
+        tiles = Tiles(segments, device) if in_one_call else None
         token_ids = tokens_of(feeds, device)[None]
         wanted, states = packing.wanted(device), packing.wanted_states(device)
         return cls(

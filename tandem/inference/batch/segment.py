@@ -36,6 +36,11 @@ class Segment:
         return self.length - len(self.branches) + self.branches.depth
 
     @property
+    def num_behind(self) -> int:
+        """Rows after the part of the trunk that was there before the feed; 0 for a chain."""
+        return 0 if self.branches is None else max(self.count, len(self.branches))
+
+    @property
     def behind(self) -> tuple[np.ndarray, np.ndarray]:
         """With branches: the rows after the part of the trunk that was there before the feed.
 

@@ -26,11 +26,10 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     Args:
         positions: that all sequences may hold together.
-        block: positions that attention reads together, used or not.
     """
 
-    def __init__(self, positions: int, block: int = 1) -> None:
-        Extents.__init__(self, positions, block)
+    def __init__(self, positions: int) -> None:
+        Extents.__init__(self, positions)
         Cache.__init__(self, layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -39,12 +38,12 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     @property
     def scratch(self) -> int:
-        """A slot after all sequences' slots, for padding; only in a pool with blocks."""
+        """A slot after all sequences' slots, for padding."""
         return self.positions
 
     def resized(self, positions: int) -> KVPool:
         """An empty pool with the same layers. Allocated at once, to fail now or never."""
-        pool = KVPool(positions, self._block)
+        pool = KVPool(positions)
         for keys, values in zip(self.keys, self.values, strict=True):
             pool._allocate(keys, values)
         return pool
@@ -68,12 +67,17 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
         `attention.py` finds each sequence's extent in it.
         """
-        if layer == len(self.keys):
-            self._allocate(keys, values)
-        all_keys, all_values = self.keys[layer], self.values[layer]
+        all_keys, all_values = self.layer(layer, keys, values)
         all_keys.index_copy_(1, self.slots, keys)
         all_values.index_copy_(1, self.slots, values)
         return all_keys, all_values
+
+    def layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer; made for states of this form [heads, T, head_dim] if it is
+        the first time."""
+        if layer == len(self.keys):
+            self._allocate(keys, values)
+        return self.keys[layer], self.values[layer]
 
     @torch.inference_mode()
     def move(self, slots: Sequence[int], first: int) -> None:
@@ -85,22 +89,11 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         for states in (*self.keys, *self.values):
             states.narrow(1, first, len(slots)).copy_(states.index_select(1, index))
 
-    def clear(self, cache: SequenceCache) -> None:
-        """Zero the values that an extent's former sequence left.
-
-        A kernel multiplies hidden values by 0, and 0 times NaN is NaN.
-        """
-        for values in self.values:
-            values.narrow(1, cache.start, cache.capacity).zero_()
-
     def _allocate(self, *states: Tensor) -> None:
         """Allocate a layer for states of this form [heads, T, head_dim]."""
-        plain = self._block == 1
-        make = torch.empty if plain else torch.zeros
-        slots = self.positions if plain else self.scratch + self._block
         for layers, first in zip((self.keys, self.values), states, strict=True):
             heads, _, head_dim = first.shape
-            layers.append(make(heads, slots, head_dim, dtype=first.dtype, device=first.device))
+            layers.append(first.new_empty(heads, self.scratch + 1, head_dim))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Required by `Cache`, but unused: models get positions. The pool has no single length."""

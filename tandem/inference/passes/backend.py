@@ -45,9 +45,8 @@ class Backend:
             the model's own noise.
         of_layers: whose hidden states the pass can give.
         blocks: the pass's layers, to be compared one by one; empty if they cannot be told apart.
-        in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
-            are then those of `tiles.py`.
-        branches_in_one_call: whether it does so for batches with branches.
+        in_one_call: whether attention takes all sequences of a batch at once, by kernels of our
+            own.
         takes_trees: whether siblings are known not to see each other.
         feeds_again: whether a feed below earlier branch rows must contain those rows too: the pass
             can hide rows of one feed from each other, but not rows that were fed before.
@@ -65,7 +64,6 @@ class Backend:
     of_layers: Layers = ()
     blocks: Sequence[nn.Module] = ()
     in_one_call: bool = False
-    branches_in_one_call: bool = False
     takes_trees: bool = True
     feeds_again: bool = False
     graphs: CapturedPasses | None = None
@@ -88,10 +86,6 @@ class Backend:
             ValueError: a feed does not fit its extent, a parent is no earlier row, the back end
                 takes no trees and is given one, or it gives no hidden states and is asked for some.
         """
-        if self.in_one_call:
-            for feed in feeds:
-                if not feed.cache.length and not feed.cache.branches:
-                    self.pool.clear(feed.cache)
         if not self.takes_trees and any(feed.parents for feed in feeds):
             raise ValueError(f"{self} takes no trees")
         if not self.of_layers and any(feed.states for feed in feeds):
@@ -108,7 +102,7 @@ class Backend:
             return graph(feeds)
         if self.feeds_again:
             feeds = [again(feed) for feed in feeds]
-        batch = PackedBatch.of(feeds, self.device, self.in_one_call, self.branches_in_one_call)
+        batch = PackedBatch.of(feeds, self.device, self.in_one_call)
         return self.compute(batch, self.pool)
 
 

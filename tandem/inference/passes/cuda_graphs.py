@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from tandem.errors import Unsupported, first_line
 from tandem.inference.batch.packed import PackedBatch, Packing, tokens_of
 from tandem.inference.batch.segment import Segment
-from tandem.inference.batch.tiles import BLOCK, FEW, Tiles, TileSizes
+from tandem.inference.batch.tiles import FEW, ONE, Tiles, TileSizes
 from tandem.inference.check.plain import difference
 from tandem.inference.check.texts import ordinary_tokens
 from tandem.inference.feed import Feed
@@ -26,20 +27,24 @@ _log = structlog.get_logger(__name__)
 
 # Runs before the capture, in which operators choose their kernels and allocate their workspaces.
 _WARM_UPS = 2
-# Fewest rows per text of the graphs for verifications. With fewer, a graph with as many texts as
-# rows is used.
-_ROWS_A_TEXT = 4
-# Never one tile: the compiler would make a separate kernel for it.
-_FEWEST_TILES = 2
+# A size for verifications has a tile for every so many rows. One with a tile a row is used where
+# that is too few.
+_ROWS_A_TILE = 4
+# Words of bits for the rows behind a trunk: trees, and what a verification feeds before them.
+_WORDS = 4
 # Tokens before the rows that captured passes are compared by, a text each.
 _CONTEXTS = (5, 9)
+# Rows of a tree of two branches, by their parents, behind one more of the trunk.
+_TREE = (0, 0, 1, 2, 3)
+_ROOM = max(_CONTEXTS) + FEW + 1
 
 
 class Graph:
     """A captured pass of a fixed number of rows, with its own memory that each batch is copied to.
 
-    Smaller batches are padded: spare rows write to a slot of the pool that no sequence has, and
-    spare tiles see nothing.
+    Any batch that fits is computed by it: chains, trees, a chunk of a prompt beside them. Smaller
+    ones are padded: spare rows write to a slot of the pool that no sequence has, and spare tiles have
+    no rows.
 
     Args:
         compute: the pass to capture.
@@ -82,15 +87,13 @@ class Graph:
         self.output = output or compute(self._batch, pool)
 
         def run() -> None:
-            tiles.tabulate()
             for kept, found in _pairs(self.output, compute(self._batch, pool)):
                 kept[: room.rows].copy_(found)
 
         self._replay = capture(run, device, memory)
 
-    def __call__(self, feeds: Sequence[Feed]) -> PassOutput:
+    def __call__(self, packing: Packing, feeds: Sequence[Feed]) -> PassOutput:
         """The rows that the feeds ask for. Their caches do not grow yet."""
-        packing = Packing.of(feeds)
         device, count = self._numbers.device, len(packing.positions)
         self._batch.token_ids[0, :count].copy_(tokens_of(feeds, device))
         numbers = np.zeros((2, self.room.rows), np.int64)
@@ -106,10 +109,6 @@ class Graph:
             logits[:count].clone() if rows is None else logits.index_select(0, rows),
             None if kept is None or states is None else kept.index_select(0, states),
         )
-
-    def fits(self, texts: int, rows: int) -> bool:
-        """Whether a batch fits: `texts` texts of at most `FEW` new rows each, `rows` in total."""
-        return texts <= self.room.tiles and rows <= self.room.rows
 
 
 def _pairs(ours: PassOutput, theirs: PassOutput) -> Iterator[tuple[Tensor, Tensor]]:
@@ -171,7 +170,7 @@ class Graphs:
         output = None
         self._graphs: list[Graph] = []
         # The largest first, so that the others fit into its memory.
-        for room in reversed(rooms(rows, longest)):
+        for room in reversed(rooms(rows)):
             graph = Graph(
                 compute=compute,
                 pool=pool,
@@ -188,16 +187,15 @@ class Graphs:
     def __iter__(self) -> Iterator[Graph]:
         return iter(self._graphs)
 
-    def fitting(self, feeds: Sequence[Feed]) -> Graph | None:
-        """The smallest graph that takes a batch; None if none does, as for prompts and branches."""
-        counts = [len(feed.token_ids) for feed in feeds]
-        if max(counts) > FEW or any(feed.parents for feed in feeds):
+    def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], PassOutput] | None:
+        """The smallest graph that takes a batch; None if none does, as for long prompts."""
+        packing = Packing.of(feeds)
+        if max(segment.reach for segment in packing.segments) > self._longest:
             return None
-        lengths = zip(feeds, counts, strict=True)
-        if any(feed.cache.length + count > self._longest for feed, count in lengths):
-            return None
-        rows = sum(counts)
-        return next((graph for graph in self._graphs if graph.fits(len(feeds), rows)), None)
+        counts = [segment.count for segment in packing.segments]
+        behind = max(segment.num_behind for segment in packing.segments)
+        graph = next((one for one in self._graphs if one.room.fit(counts, behind)), None)
+        return None if graph is None else partial(graph, packing)
 
 
 def capture_passes(backend: Backend, rows: int, longest: int) -> None:
@@ -225,21 +223,26 @@ def _check(backend: Backend, graphs: Graphs) -> None:
     Raises:
         Unsupported: a graph gives other rows.
     """
-    room = max(_CONTEXTS) + 3
-    caches = [cache for cache in (backend.pool.reserve(room) for _ in _CONTEXTS) if cache]
+    caches = [cache for cache in (backend.pool.reserve(_ROOM) for _ in _CONTEXTS) if cache]
     try:
         for cache, count in zip(caches, _CONTEXTS, strict=False):
             backend.forward([Feed(cache, ordinary_tokens(backend.vocab_size, count), 0)])
-        for count, texts in itertools.product((1, 3), range(1, len(caches) + 1)):
-            lengths = [cache.length for cache in caches]
+        shapes: list[tuple[int, Sequence[int] | None]] = [(1, None), (3, None), (FEW + 1, None)]
+        if backend.takes_trees:
+            shapes.append((len(_TREE) + 1, _TREE))
+        for (count, parents), texts in itertools.product(shapes, range(1, len(caches) + 1)):
+            marks = [cache.mark() for cache in caches]
             states = count if backend.of_layers else 0
             tokens = ordinary_tokens(backend.vocab_size, count, 1)
-            feeds = [Feed(cache, tokens, count, states=states) for cache in caches[:texts]]
+            feeds = [Feed(cache, tokens, count, parents, states=states) for cache in caches[:texts]]
+            packing = Packing.of(feeds)
+            counts = [segment.count for segment in packing.segments]
+            behind = max(segment.num_behind for segment in packing.segments)
             # Every graph that fits, not only the smallest: their kernels differ.
-            found = [graph(feeds) for graph in graphs if graph.fits(texts, texts * count)]
+            found = [graph(packing, feeds) for graph in graphs if graph.room.fit(counts, behind)]
             expected = backend.forward(feeds)
-            for cache, length in zip(caches, lengths, strict=True):
-                cache.rollback(length)
+            for cache, mark in zip(caches, marks, strict=True):
+                cache.return_to(mark)
             apart = max((difference(expected, output) for output in found), default=0.0)
             if not apart <= backend.tolerance:
                 raise Unsupported(
@@ -251,21 +254,18 @@ def _check(backend: Backend, graphs: Graphs) -> None:
             backend.pool.release(cache)
 
 
-def rooms(rows: int, longest: int) -> list[TileSizes]:
-    """Sizes to capture, smallest first: rows in powers of two, with one row per text (plain
-    decoding, and steps of a draft) or at least four rows per text (verifications).
+def rooms(rows: int) -> list[TileSizes]:
+    """Sizes to capture, smallest first: rows in powers of two, with a tile for each of them (plain
+    decoding, and steps of a draft) or for every fourth (verifications, prompts).
 
     Args:
         rows: most rows.
-        longest: longest text, in positions.
     """
-    # Extents begin at the start of a block, so no text needs one block more.
-    blocks = -(-longest // BLOCK)
     found: list[TileSizes] = []
     count = 1
     while count <= rows:
-        if count >= _ROWS_A_TEXT:
-            found.append(TileSizes(count, max(count // _ROWS_A_TEXT, _FEWEST_TILES), blocks))
-        found.append(TileSizes(count, max(count, _FEWEST_TILES), blocks))
+        if count >= _ROWS_A_TILE:
+            found.append(TileSizes(count, count // _ROWS_A_TILE, FEW, _WORDS))
+        found.append(TileSizes(count, count, ONE, _WORDS))
         count *= 2
     return found

@@ -20,6 +20,7 @@ from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.hidden_states import Layers
+from tandem.inference.kernels.layer import gate, turn_and_write
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.torch_layout import PlainLinear
@@ -144,13 +145,16 @@ class RMSNorm:
 
     def __init__(self, norm: Any) -> None:
         self.weight: Tensor = norm.weight.detach().float()
-        self._eps: float = norm.variance_epsilon
-        self._start = self.weight.new_full((), self._eps)
+        self.eps: float = norm.variance_epsilon
+        self._start = self.weight.new_full((), self.eps)
+        # A device's kernel takes weights of the states' own dtype.
+        self._own: Tensor = norm.weight.detach()
 
     def __call__(self, states: Tensor) -> Tensor:
         """[..., E] to [..., E]."""
-        if states.is_cuda:  # two kernels; on a CPU this would be a dozen operators
-            return rms_norm(states, states.shape[-1:], eps=self._eps).mul_(self.weight)
+        if states.is_cuda and self.weight.dim() == 1:
+            # One kernel; on a CPU this would be a dozen operators.
+            return rms_norm(states, states.shape[-1:], self._own, self.eps)
         norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._start, norm, norm, value=1 / states.shape[-1]).rsqrt_()
         return (states * self.weight).mul_(scale).to(states.dtype)
@@ -217,8 +221,11 @@ class LlamaLayer(nn.Module):
             states = self._attend(states, rotation, batch, pool, index, read)
         if not self._computes:
             return states
-        gate, up = self.gate_up(self._between(states)).chunk(2, -1)
-        return self.down.plus(states, silu(gate).mul_(up))
+        found = self.gate_up(self._between(states))
+        if batch.tiles is not None:
+            return self.down.plus(states, gate(found))
+        first, second = found.chunk(2, -1)
+        return self.down.plus(states, silu(first).mul_(second))
 
     def _attend(
         self,
@@ -232,12 +239,21 @@ class LlamaLayer(nn.Module):
         if read is None:
             read = states if self._before is None else self._before(states)
         heads = self.qkv(read).view(len(states), -1, self._head_dim)
-        turned, value = heads.tensor_split((-self._key_heads,), 1)
-        if self._head_norm is not None:
-            turned = self._head_norm(turned)
-        turned = _turn(turned, rotation).transpose(0, 1)
-        query, key = turned.tensor_split((self._query_heads,))
-        keys, values = pool.write(index, key, value.transpose(0, 1))
+        if batch.tiles is not None:
+            own = heads[:, self._query_heads :].transpose(0, 1).tensor_split(2)
+            keys, values = pool.layer(index, *own)
+            norm = self._head_norm
+            gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            query = turn_and_write(
+                heads, rotation, batch.slots, keys, values, self._query_heads, gain, eps
+            ).transpose(0, 1)
+        else:
+            turned, value = heads.tensor_split((-self._key_heads,), 1)
+            if self._head_norm is not None:
+                turned = self._head_norm(turned)
+            turned = _turn(turned, rotation).transpose(0, 1)
+            query, key = turned.tensor_split((self._query_heads,))
+            keys, values = pool.write(index, key, value.transpose(0, 1))
         seen = attend(batch, query, keys, values, self._scaling, self._window)
         return self.out.plus(states, seen.flatten(1))
 

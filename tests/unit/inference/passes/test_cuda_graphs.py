@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tandem.inference.batch import flex
-from tandem.inference.batch.tiles import BLOCK as PRODUCTS_BLOCK
-from tandem.inference.batch.tiles import FEW, Tiles, TileSizes
+from tandem.inference.batch.tiles import FEW, ONE, Tiles, TileSizes
 from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import DrawnToken, Draws, Feed
@@ -23,11 +22,10 @@ from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call, torch_llama
 from tandem.inference.passes.cuda_graphs import Graph, _pairs, rooms
 from tests.support.decoders import decoder_over
-from tests.support.devices.flex import BLOCK, Kernel, without_compiler
 from tests.support.devices.recording import Recorder
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 
-ROWS, LONGEST = 16, 5 * BLOCK
+ROWS, LONGEST = 32, 80
 STEPS = 10
 # Plain lists of operators, and passes of transformers' modules: windows, soft caps, heads.
 NAMES = ("llama", "mistral", "qwen3", "gemma2", "gpt2")
@@ -41,9 +39,6 @@ def recorder() -> Iterator[Recorder]:
     """A device that captures, as far as it can be had on a CPU."""
     recorder = Recorder()
     with pytest.MonkeyPatch.context() as patch:
-        without_compiler(patch)
-        patch.setattr(graph, "BLOCK", BLOCK)
-        patch.setattr(flex, "flex_attention", Kernel())
         patch.setattr(one_call, "worthwhile", lambda _: True)
         patch.setattr(graph, "capture", recorder)
         # It follows a measurement, and two models must be computed alike.
@@ -65,7 +60,7 @@ def pair_of(row: Architecture) -> list[Decoder]:
         decoder_over(
             build(row, **options),
             "tiny",
-            cache_tokens=50 * BLOCK,
+            cache_tokens=50 * 16,
             graph_rows=rows,
             longest=LONGEST,
             states_of=states_of,
@@ -131,7 +126,7 @@ def test_replayed_passes_give_the_logits_of_plain_ones(
     before = len(recorder.recordings)
     decoders = pair_of(row)
     at_start = recorder.replays
-    assert len(recorder.recordings) == before + len(rooms(ROWS, LONGEST))
+    assert len(recorder.recordings) == before + len(rooms(ROWS))
     assert serve(decoders, random.Random(1)) < 1e-5
     assert recorder.replays > at_start + STEPS / 2
 
@@ -162,7 +157,7 @@ def test_a_result_outlives_the_next_pass(pair: list[Decoder]) -> None:
 def test_others_are_not_written_to(pair: list[Decoder]) -> None:
     """Spare rows go to a place of their own, whatever texts there are."""
     decoder, _ = pair
-    with reserved(decoder, 51, BLOCK) as caches:
+    with reserved(decoder, 51, 16) as caches:
         assert len(caches) == 50  # the scratch takes no text's place
         layers = [*decoder.pool.keys, *decoder.pool.values]
         for states in layers:
@@ -170,7 +165,7 @@ def test_others_are_not_written_to(pair: list[Decoder]) -> None:
         first, *_, last = sorted(caches, key=lambda cache: cache.start)
         decoder.forward([Feed(first, [1, 2, 3], 1), Feed(last, [1, 2], 1)])
         for states in layers:
-            assert bool((states[:, first.start + BLOCK : last.start] == 7.0).all())
+            assert bool((states[:, first.start + 16 : last.start] == 7.0).all())
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -189,21 +184,24 @@ def test_the_start_holds_every_size_to_the_pass(
     calls: set[TileSizes] = set()
     calling = Graph.__call__
 
-    def call(self: Graph, feeds: Any) -> PassOutput:
+    def call(self: Graph, packing: Any, feeds: Any) -> PassOutput:
         calls.add(self.room)
-        return calling(self, feeds)
+        return calling(self, packing, feeds)
 
     monkeypatch.setattr(Graph, "__call__", call)
     pair_of(ARCHITECTURES[0])
-    assert calls == set(rooms(ROWS, LONGEST))
+    assert calls == set(rooms(ROWS))
 
 
-def test_sizes_hold_plain_decoding_and_verifications(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "BLOCK", PRODUCTS_BLOCK)
-    found = [(room.rows, room.tiles) for room in rooms(16, LONGEST)]
-    assert found == [(1, 2), (2, 2), (4, 2), (4, 4), (8, 2), (8, 8), (16, 4), (16, 16)]
-    assert {room.blocks for room in rooms(16, 2 * 64 + 1)} == {3}
-    assert rooms(0, LONGEST) == []
+def test_sizes_hold_plain_decoding_and_verifications() -> None:
+    found = [(room.rows, room.tiles, room.size) for room in rooms(8)]
+    assert found == [(1, 1, ONE), (2, 2, ONE), (4, 1, FEW), (4, 4, ONE), (8, 2, FEW), (8, 8, ONE)]
+    assert rooms(0) == []
+    largest = rooms(512)[-1]
+    for counts in ([1] * 512, [17] * 30, [480] + [1] * 16, [65] * 7):
+        assert largest.fit(counts, 128)
+    assert not largest.fit([1] * 513, 0)
+    assert not largest.fit([1], 129), "more rows behind a trunk than bits"
 
 
 @torch.inference_mode()
@@ -214,7 +212,7 @@ def test_a_text_longer_than_promised_is_launched_and_others_are_replayed(
     monkeypatch.setattr(torch_llama, "_FIRST_TURNS", LONGEST)
     long, short = [], []
     for decoder in pair_of(ARCHITECTURES[0]):
-        caches = [decoder.reserve(length) for length in (LONGEST + BLOCK, BLOCK)]
+        caches = [decoder.reserve(length) for length in (LONGEST + 16, 16)]
         assert caches[0] is not None
         assert caches[1] is not None
         replays = recorder.replays
@@ -252,18 +250,20 @@ def test_what_cannot_be_captured_is_one_warning(
 # Mutants: what stays as it was captured.
 
 
-def a_stale_table(patch: pytest.MonkeyPatch) -> None:
+def stale_tiles(patch: pytest.MonkeyPatch) -> None:
     def refill(self: Tiles, segments: Any) -> None:
-        self._sent_rows.again(*self._lay(segments))
+        self._lay(segments)
 
     patch.setattr(Tiles, "refill", refill)
 
 
-def stale_rows(patch: pytest.MonkeyPatch) -> None:
+def tiles_of_the_batch_before(patch: pytest.MonkeyPatch) -> None:
+    laying = Tiles._lay
+
     def refill(self: Tiles, segments: Any) -> None:
-        self._lay(segments)
         for window, sent in self._seen.items():
             sent.again(*self._look(window))
+        laying(self, segments)
 
     patch.setattr(Tiles, "refill", refill)
 
@@ -271,28 +271,25 @@ def stale_rows(patch: pytest.MonkeyPatch) -> None:
 def spare_rows_at_a_text(patch: pytest.MonkeyPatch) -> None:
     calling = Graph.__call__
 
-    def call(self: Graph, feeds: Any) -> PassOutput:
+    def call(self: Graph, packing: Any, feeds: Any) -> PassOutput:
         self._scratch = feeds[0].cache.start
-        return calling(self, feeds)
+        return calling(self, packing, feeds)
 
     patch.setattr(Graph, "__call__", call)
 
 
-def too_little_room(patch: pytest.MonkeyPatch) -> None:
+def too_few_tiles(patch: pytest.MonkeyPatch) -> None:
     making = graph.rooms
 
-    def few(rows: int, longest: int) -> list[TileSizes]:
-        return [TileSizes(room.rows, room.tiles, 1) for room in making(rows, BLOCK)]
+    def few(rows: int) -> list[TileSizes]:
+        return [replace(room, tiles=max(1, room.tiles // 2)) for room in making(rows)]
 
     patch.setattr(graph, "rooms", few)
+    patch.setattr(TileSizes, "fit", lambda self, counts, behind: sum(counts) <= self.rows)
 
 
-def blocks_as_captured(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tiles, "tabulate", lambda _: None)
-
-
-AT_START = [too_little_room, blocks_as_captured]
-MUTANTS = [a_stale_table, stale_rows, spare_rows_at_a_text, *AT_START]
+AT_START = [too_few_tiles]
+MUTANTS = [stale_tiles, tiles_of_the_batch_before, spare_rows_at_a_text, *AT_START]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

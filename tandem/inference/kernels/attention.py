@@ -1,0 +1,199 @@
+"""Attention of a whole batch in one call, over the pool in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Bits of a word.
+WORD = 32
+# Programs of a tile that may count one another.
+COUNTED = 128
+# Programs that keep a device busy: two for each processor of the largest cards.
+_PROGRAMS = 320
+_MOST_SPLITS = 32
+# Fewest blocks of positions that are worth a split of their own.
+_LEAST = 2
+# Queries, of rows and of heads that share a key head, that a program takes at most.
+_MOST_QUERIES = 64
+# Shared memory for keys and values in flight: the smallest cards have 99 KiB in all.
+_IN_FLIGHT = 64 * 1024
+_MOST_STAGES = 4
+# Sums that four warps hold.
+_REGISTERS = 32 * 128
+
+_library = torch.library.Library("tandem", "FRAGMENT")
+_library.define(
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor tiles, Tensor rows,"
+    " Tensor(a!) counts, int size, int words, float scale, float softcap) -> Tensor"
+)
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tiles: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    size: int,
+    words: int,
+    scale: float,
+    softcap: float = 0.0,
+) -> Tensor:
+    """Attention of the rows of many texts, each to its own slots of the pool.
+
+    Args:
+        query: [Hq, T, D].
+        keys: [H, positions, D].
+        values: [H, positions, Dv].
+        tiles: [6, tiles] int64: a tile's first row and its number of rows; the first slot of the
+            pool that any of them sees, and the one behind the last; where the rows behind the trunk
+            begin, and their number.
+        rows: [2 + words, T] int64 in memory: the first and the last slot of the trunk that each row
+            sees, -1 if none; and then, row by row, its words of bits, of the rows behind the trunk,
+            the lowest first.
+        counts: [tiles, COUNTED] int32 zeros, which are zeros again afterwards.
+        size: most rows of a tile.
+        words: of a row, of `WORD` bits.
+        scale: of the scores.
+        softcap: bounds the scores as softcap * tanh(score / softcap); 0 for no bound.
+
+    Returns:
+        [T, Hq, Dv]; rows of no tile are arbitrary.
+    """
+    found: Tensor = torch.ops.tandem.attend(
+        query, keys, values, tiles, rows, counts, size, words, scale, softcap
+    )
+    return found
+
+
+def _by_operators(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tiles: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    size: int,
+    words: int,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """The reference: tile by tile, and only the slots that the tile says are read."""
+    heads, groups = len(keys), len(query) // len(keys)
+    count = rows.shape[1]
+    first, last = rows[0], rows[1]
+    bits = rows[2:].reshape(count, words)
+    out = query.new_zeros(query.shape[1], heads, groups, values.shape[2])
+    for row, length, low, high, base, behind in tiles.T.tolist():
+        if not length:
+            continue
+        own = slice(row, row + length)
+        slots = torch.arange(low, high, device=query.device)
+        sees = (slots >= first[own, None]) & (slots <= last[own, None])
+        off = slots - base
+        inside = (off >= 0) & (off < behind)
+        at = torch.where(inside, off, 0)
+        word = bits[own].index_select(1, at // WORD)
+        sees = sees | (inside & (((word >> (at % WORD)) & 1) > 0))
+        asked = query[:, own].reshape(heads, groups, length, -1).float()
+        scores = asked @ keys[:, None, low:high].float().transpose(-1, -2) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        weights = scores.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0)
+        seen = weights @ values[:, None, low:high].float()
+        out[own] = seen.permute(2, 0, 1, 3).to(out.dtype)
+    return out.flatten(1, 2)
+
+
+def _by_triton(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tiles: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    size: int,
+    words: int,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """See `attend`."""
+    from tandem.inference.kernels import triton_attention
+
+    heads, groups = len(keys), len(query) // len(keys)
+    width, value_width = keys.shape[2], values.shape[2]
+    wide, wide_v = (max(16, 1 << (w - 1).bit_length()) for w in (width, value_width))
+    num_tiles, num_rows = tiles.shape[1], rows.shape[1]
+    most = _MOST_QUERIES if keys.element_size() < 4 else 16
+    queries = min(most, max(16, 1 << (size * groups - 1).bit_length()))
+    parts_of_tile = -(-size * groups // queries)
+    programs = num_tiles * parts_of_tile * heads
+    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // programs))
+    splits = 1 << (splits.bit_length() - 1)
+    if parts_of_tile * heads > counts.shape[1]:
+        splits = 1
+    block, stages = _blocks(queries, (wide + wide_v) * keys.element_size())
+    out = query.new_empty(query.shape[1], heads * groups, value_width)
+    shared = splits > 1
+    at = (splits * num_tiles * parts_of_tile * heads * queries) if shared else 0
+    parts = torch.empty(at * wide_v, dtype=torch.float32, device=query.device)
+    stats = torch.empty(at * 2, dtype=torch.float32, device=query.device)
+    triton_attention.attend[(num_tiles * parts_of_tile, heads, splits)](
+        query,
+        keys,
+        values,
+        out,
+        parts,
+        stats,
+        counts,
+        tiles,
+        rows,
+        scale,
+        softcap,
+        query.stride(1),
+        query.stride(0),
+        *keys.stride()[:2],
+        *values.stride()[:2],
+        num_tiles,
+        num_rows,
+        words,
+        _LEAST,
+        H=heads,
+        G=groups,
+        D=width,
+        DV=value_width,
+        WIDE=wide,
+        WIDE_V=wide_v,
+        PARTS=parts_of_tile,
+        M=queries,
+        N=block,
+        CAP=softcap > 0,
+        SPLIT=shared,
+        num_warps=8 if queries * max(wide, wide_v) > _REGISTERS else 4,
+        num_stages=stages,
+    )
+    return out
+
+
+def _blocks(queries: int, position: int) -> tuple[int, int]:
+    """Positions of a block, and blocks in flight.
+
+    Args:
+        queries: of a program.
+        position: bytes of its key and its value.
+    """
+    block = 32 if queries <= 32 else 64
+    while block > 16 and 2 * block * position > _IN_FLIGHT:
+        block //= 2
+    return block, max(1, min(_MOST_STAGES, _IN_FLIGHT // (block * position)))
+
+
+def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: object) -> Tensor:
+    return query.new_empty(query.shape[1], query.shape[0], values.shape[2])
+
+
+_library.impl("attend", _by_operators, "CPU")
+_library.impl("attend", _by_triton, "CUDA")
+torch.library.register_fake("tandem::attend", _shapes, lib=_library)

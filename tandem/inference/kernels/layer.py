@@ -1,0 +1,155 @@
+"""Small kernels of a decoding layer: rotations with the write to the cache, the gate of an MLP."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+# Numbers that a program of the gate computes.
+_BLOCK = 1024
+
+_library = torch.library.Library("tandem", "FRAGMENT")
+_library.define(
+    "turn_and_write(Tensor heads, Tensor turns, Tensor slots, Tensor(a!) keys, Tensor(b!) values,"
+    " int query_heads, Tensor? gain, float eps) -> Tensor"
+)
+_library.define("gate(Tensor gate_up) -> Tensor")
+
+
+def turn_and_write(
+    heads: Tensor,
+    turns: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_heads: int,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Rotate queries and keys, and write keys and values to the cache.
+
+    Args:
+        heads: [T, Hq + 2 H, D], queries, keys and values of each token; the two numbers that are
+            rotated together are neighbours.
+        turns: [T, 1, D/2] complex64, the rotation of each pair.
+        slots: [T] int64, where each token goes.
+        keys: [H, positions, D], written.
+        values: [H, positions, D], written.
+        query_heads: Hq.
+        gain: [Hq + H, D], weights of the norm of each query and key (RMS, before the rotation);
+            None without one.
+        eps: of the norm.
+
+    Returns:
+        [T, Hq, D], the queries.
+    """
+    found: Tensor = torch.ops.tandem.turn_and_write(
+        heads, torch.view_as_real(turns), slots, keys, values, query_heads, gain, eps
+    )
+    return found
+
+
+def gate(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] to [T, I]: silu of the first half, times the second."""
+    found: Tensor = torch.ops.tandem.gate(gate_up)
+    return found
+
+
+def _turn_by_operators(
+    heads: Tensor,
+    turns: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_heads: int,
+    gain: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See `turn_and_write`; `turns` are [T, 1, D/2, 2] float32."""
+    turned, value = heads[:, : -len(keys)].float(), heads[:, -len(keys) :]
+    if gain is not None:
+        turned = turned * (turned.square().mean(-1, keepdim=True) + eps).rsqrt() * gain
+    pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)).contiguous())
+    pairs = pairs * torch.view_as_complex(turns)
+    turned = torch.view_as_real(pairs).flatten(-2).to(heads.dtype)
+    query, key = turned.tensor_split((query_heads,), 1)
+    keys.index_copy_(1, slots, key.transpose(0, 1))
+    values.index_copy_(1, slots, value.transpose(0, 1))
+    return query.contiguous()
+
+
+def _turn_by_triton(
+    heads: Tensor,
+    turns: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_heads: int,
+    gain: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See `_turn_by_operators`."""
+    from tandem.inference.kernels import triton_layer
+
+    rows, count, width = heads.shape
+    query = heads.new_empty(rows, query_heads, width)
+    triton_layer.turn_and_write[(rows, count)](
+        heads,
+        turns,
+        slots,
+        heads if gain is None else gain,
+        query,
+        keys,
+        values,
+        eps,
+        heads.stride(0),
+        *keys.stride()[:2],
+        *values.stride()[:2],
+        HQ=query_heads,
+        H=len(keys),
+        D=width,
+        WIDE=max(2, 1 << (width - 1).bit_length()),
+        NORM=gain is not None,
+        num_warps=1,
+    )
+    return query
+
+
+def _turn_shapes(
+    heads: Tensor,
+    turns: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_heads: int,
+    gain: Tensor | None,
+    eps: float,
+) -> Tensor:
+    return heads.new_empty(len(heads), query_heads, heads.shape[2])
+
+
+def _gate_by_operators(gate_up: Tensor) -> Tensor:
+    first, second = gate_up.float().chunk(2, -1)
+    return (silu(first) * second).to(gate_up.dtype)
+
+
+def _gate_by_triton(gate_up: Tensor) -> Tensor:
+    from tandem.inference.kernels import triton_layer
+
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    triton_layer.gate[(rows, -(-width // _BLOCK))](gate_up, out, width, BLOCK=_BLOCK)
+    return out
+
+
+def _gate_shapes(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
+
+_library.impl("turn_and_write", _turn_by_operators, "CPU")
+_library.impl("turn_and_write", _turn_by_triton, "CUDA")
+torch.library.register_fake("tandem::turn_and_write", _turn_shapes, lib=_library)
+_library.impl("gate", _gate_by_operators, "CPU")
+_library.impl("gate", _gate_by_triton, "CUDA")
+torch.library.register_fake("tandem::gate", _gate_shapes, lib=_library)
