@@ -97,14 +97,19 @@ def _by_operators(
         at = torch.where(inside, off, 0)
         word = bits[own].index_select(1, at // WORD)
         sees = sees | (inside & (((word >> (at % WORD)) & 1) > 0))
-        asked = query[:, own].reshape(heads, groups, length, -1).float()
-        scores = asked @ keys[:, None, low:high].float().transpose(-1, -2) * scale
+        asked = _wide(query[:, own].reshape(heads, groups, length, -1))
+        scores = asked @ _wide(keys[:, None, low:high]).transpose(-1, -2) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         weights = scores.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0)
-        seen = weights @ values[:, None, low:high].float()
+        seen = weights @ _wide(values[:, None, low:high])
         out[own] = seen.permute(2, 0, 1, 3).to(out.dtype)
     return out.flatten(1, 2)
+
+
+def _wide(states: Tensor) -> Tensor:
+    """In float32 at least."""
+    return states if states.dtype == torch.float64 else states.float()
 
 
 def _by_triton(
@@ -190,7 +195,10 @@ def _blocks(queries: int, position: int) -> tuple[int, int]:
     return block, max(1, min(_MOST_STAGES, _IN_FLIGHT // (block * position)))
 
 
-def _shapes(query: Tensor, keys: Tensor, values: Tensor, *_: object) -> Tensor:
+def _shapes(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:
+    devices = {each.device for each in (query, keys, values, *others) if isinstance(each, Tensor)}
+    if len(devices) > 1:
+        raise RuntimeError(f"attention of tensors on more than one device: {devices}")
     return query.new_empty(query.shape[1], query.shape[0], values.shape[2])
 
 

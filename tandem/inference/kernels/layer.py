@@ -130,7 +130,8 @@ def _turn_shapes(
 
 
 def _gate_by_operators(gate_up: Tensor) -> Tensor:
-    first, second = gate_up.float().chunk(2, -1)
+    wide = gate_up if gate_up.dtype == torch.float64 else gate_up.float()
+    first, second = wide.chunk(2, -1)
     return (silu(first) * second).to(gate_up.dtype)
 
 

@@ -4,7 +4,6 @@
 import triton
 import triton.language as tl
 
-
 # Numbers of a batch, and what is packed behind other numbers: a kernel for each of their values, or
 # of their alignments, would be compiled while texts wait.
 _VARYING = ["num_tiles", "num_rows", "words", "least"]

@@ -20,7 +20,7 @@ def needs_a_gpu() -> None:
 
 
 def save_for_a_gpu(folder: Path, seed: int) -> None:
-    """A Llama of one layer whose heads flex attention takes."""
+    """A Llama of one layer."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,

@@ -27,7 +27,6 @@ from tests.unit.inference.passes.test_cuda_graphs import difference, reserved
 
 pytestmark = pytest.mark.campaign
 
-# Flex attention takes no heads narrower than 16.
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
 _OF_SOME = {
     "head_dim": 16,
@@ -80,7 +79,8 @@ def test_every_architecture_gives_the_plain_logits_in_one_call_and_by_graphs(
     else:
         assert not warnings
         assert backend.graphs is not None
-    assert (backend.in_one_call, backend.branches_in_one_call) == (True, True)
+    assert backend.in_one_call
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "it plans anew for each length"
     assert torch.cat(expected).std() > 1, "too flat to show a difference"
     assert differences(expected, ragged_logits(decoder, texts)).max() < CLOSE
     found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(narrowed, group)]

@@ -31,9 +31,8 @@ from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
-from tandem.inference.batch import flex
-from tandem.inference.batch.tiles import BLOCK
 from tandem.inference.decoder import Decoder
+from tandem.inference.kernels import attention as kernels
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes import torch_llama
 from tandem.inference.passes.backend import Backend
@@ -52,7 +51,6 @@ from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit
 from tests.support.decoders import decoder_over
-from tests.support.devices.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
 _SIZES: dict[str, Any] = {
@@ -104,6 +102,13 @@ class Stamps:
         return list(stamps)
 
 
+@dataclass
+class Kernel:
+    """Counts calls of attention that take a whole batch."""
+
+    calls: int = 0
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Stamps:
     clock = Stamps()
@@ -113,8 +118,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Stamps:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    kernel = Kernel()
-    monkeypatch.setattr(flex, "_compiled", lambda: kernel)
+    kernel, computing = Kernel(), kernels.attend
+
+    def attend(*args: Any) -> Tensor:
+        kernel.calls += 1
+        return computing(*args)
+
+    monkeypatch.setattr(kernels, "attend", attend)
     return kernel
 
 
@@ -137,7 +147,7 @@ def host(
         own = torch_llama.LlamaPass
         layers = self.about.of_layers
         compute = own(model, layers) if own.fits(model) else ModulePass(model, layers)
-        pool = KVPool(512, BLOCK if in_one_call else 1)
+        pool = KVPool(512)
         backend = Backend(
             "torch",
             model.dtype,

@@ -30,7 +30,6 @@ from tandem.inference.passes import cuda_graphs as graph
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
-from tests.support.devices.flex import Kernel
 from tests.support.devices.recording import Recorder
 from tests.support.models.heads import random_head
 from tests.unit.inference.passes.fake_device import (
@@ -43,6 +42,7 @@ from tests.unit.inference.passes.fake_device import (
     SHAPED,
     VOCAB_SIZE,
     Host,
+    Kernel,
     Stamps,
     clock,
     decoder_on_device,
@@ -231,7 +231,7 @@ def test_trees_stay_on_the_device(
 ) -> None:
     """Two texts with trees, grown by drawn tokens, beside a chain; then paths are kept."""
     decoder = decoder_on_device(config, modules)
-    decoder._backends.current.branches_in_one_call = at_once
+    decoder._backends.current.in_one_call = at_once
     caches = [cache for cache in (decoder.reserve(40) for _ in range(3)) if cache]
     decoder.forward([Feed(cache, [1, 2, 3], 0) for cache in caches])
     kernel.calls = 0
@@ -281,7 +281,7 @@ def test_captured_passes_stay_on_the_device(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     decoder = decoder_on_device(LLAMA)
     graph.capture_passes(decoder._backends.current, 16, 40)
-    assert len(recorder.recordings) == len(graph.rooms(16, 40))
+    assert len(recorder.recordings) == len(graph.rooms(16))
     gammas = [3, 3, 3] if VERIFIERS[rule].needs_every_draft else [3, 2, 0]
     verify(decoder, MIXTURES["mixed"], rule, gammas)
     draft(decoder, MIXTURES["mixed"], 16)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from tandem.engine.numbers import decisions, draws
-from tandem.inference.batch import attention, tiles
+from tandem.inference.batch import tiles
 from tandem.inference.batch.tiles import Tiles
+from tandem.inference.kernels import attention
 from tandem.speculation import distribution
 from tandem.speculation.request.sampling import Sampling
 from tests.unit.inference.passes.fake_device import (
@@ -58,36 +58,36 @@ def test_a_hidden_list_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_tensor_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = attention._attend_one
+    attend = attention.attend
 
-    def misplacing(batch: Any, query: Tensor, *rest: Any) -> Tensor:
-        return attend(batch, query, *rest) * torch.ones(2, query.shape[-1])[0]
+    def misplacing(query: Tensor, *rest: Any) -> Tensor:
+        return attend(query, *rest) * torch.ones(2, query.shape[-1])[0]
 
-    monkeypatch.setattr(attention, "_attend_one", misplacing)
+    monkeypatch.setattr(attention, "attend", misplacing)
     with pytest.raises(RuntimeError, match="device"):
         draft(decoder_on_device(LLAMA), [PLAIN], 16)
 
 
-def test_a_count_of_blocks_that_is_asked_for_is_caught(
+def test_a_number_of_a_tile_that_is_asked_for_is_caught(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    making = Tiles.mask
+    seeing = Tiles.seen
 
     def asking(self: Tiles, *args: Any) -> Any:
-        mask = making(self, *args)
-        mask.kv_num_blocks.max().item()
-        return mask
+        tiles, rows = seeing(self, *args)
+        tiles.max().item()
+        return tiles, rows
 
-    monkeypatch.setattr(Tiles, "mask", asking)
+    monkeypatch.setattr(Tiles, "seen", asking)
     with pytest.raises(DataDependentOutputException):
         draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
 
 
-def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_left_on_the_host_are_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     sending = tiles.Sent
 
-    def staying(device: torch.device, kind: Any, *arrays: Any) -> Any:
-        return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
+    def staying(device: torch.device, *arrays: Any) -> Any:
+        return sending(torch.device("cpu"), *arrays)
 
     monkeypatch.setattr(tiles, "Sent", staying)
     with pytest.raises(RuntimeError, match="device"):

@@ -1,0 +1,135 @@
+"""Kernels of a real GPU beside their forms for a CPU, in float64, on the same numbers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.inference.batch.packed import Packing
+from tandem.inference.batch.tiles import Tiles
+from tandem.inference.feed import Feed
+from tandem.inference.kernels import attention, layer
+from tandem.inference.kv.pool import KVPool
+from tests.support.devices.forest import Heads, empty_pool, fill, forest
+
+pytestmark = pytest.mark.campaign
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# Of the largest number, in a dtype's own rounding.
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
+SHAPES: list[Heads] = [
+    (32, 8, 128, 128),
+    (14, 2, 64, 64),
+    (4, 4, 16, 16),
+    (8, 4, 256, 256),
+    (16, 1, 96, 96),
+    (71, 1, 64, 64),
+    (6, 2, 80, 48),
+]
+
+
+def attended(
+    feeds: list[Feed], pool: KVPool, heads: Heads, dtype: torch.dtype, **options: Any
+) -> float:
+    """The largest difference from float64, as a share of the largest number."""
+    segments = Packing.of(feeds).segments
+    query, keys, values = (part.to(dtype) for part in fill(pool, segments, heads))
+    window, softcap = options.get("window"), options.get("softcap", 0.0)
+    found: list[Tensor] = []
+    for device, kind in ((CPU, torch.float64), (CUDA, dtype)):
+        tiles = Tiles(segments, device)
+        states = [part.to(device, kind) for part in (query, keys, values)]
+        if device == CUDA:
+            repeats = []
+            for _ in range(3):
+                repeats.append(
+                    attention.attend(
+                        *states,
+                        *tiles.seen(window),
+                        tiles.counts,
+                        tiles.size,
+                        tiles.words,
+                        0.2,
+                        softcap,
+                    )
+                )
+            assert all(torch.equal(repeats[0], each) for each in repeats), "bits that vary"
+            assert not tiles.counts.any()
+            found.append(repeats[0].cpu().double())
+        else:
+            found.append(
+                attention._by_operators(
+                    *states,
+                    *tiles.seen(window),
+                    tiles.counts,
+                    tiles.size,
+                    tiles.words,
+                    0.2,
+                    softcap,
+                ).double()
+            )
+    return float((found[0] - found[1]).abs().max() / found[0].abs().max())
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_attention_is_that_of_float64(heads: Heads, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    for seed, most in enumerate((1, 4, 16, 17, 64, 130)):
+        for options in ({}, {"window": 7}, {"softcap": 1.5}):
+            pool = empty_pool(3000, heads)
+            feeds = forest(random.Random(seed), most, pool, trees=bool(seed % 2))
+            assert attended(feeds, pool, heads, dtype, **options) < CLOSE[dtype], (most, options)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17, 65])
+@pytest.mark.parametrize("length", [100, 3000, 20_000])
+def test_long_texts_are_split(rows: int, length: int) -> None:
+    torch.manual_seed(2)
+    heads = (32, 8, 128, 128)
+    pool = empty_pool(2 * length + 400, heads)
+    feeds = []
+    for parents in (None, [i // 2 for i in range(rows - 1)] or None):
+        cache = pool.reserve(length + 200)
+        assert cache is not None
+        cache.length = length
+        feeds.append(Feed(cache, [1] * rows, 0, parents))
+    for own in (feeds[:1], feeds[1:], feeds):
+        assert attended(own, pool, heads, torch.bfloat16) < CLOSE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize(("queries", "count", "width"), [(32, 8, 128), (14, 2, 64), (4, 2, 24)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_turned_heads_are_those_of_float64(
+    normed: bool, queries: int, count: int, width: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(3)
+    rows = 9
+    heads = torch.randn(rows, queries + 2 * count, width).to(dtype)
+    turns = torch.polar(torch.ones(rows, 1, width // 2), 9 * torch.randn(rows, 1, width // 2))
+    slots = torch.randperm(40)[:rows]
+    gain = torch.rand(queries + count, width) if normed else None
+    found = []
+    for device in (CPU, CUDA):
+        keys, values = (torch.zeros(count, 40, width, dtype=dtype, device=device) for _ in range(2))
+        own = None if gain is None else gain.to(device)
+        query = layer.turn_and_write(
+            heads.to(device), turns.to(device), slots.to(device), keys, values, queries, own, 1e-5
+        )
+        found.append([part.cpu().double() for part in (query, keys, values)])
+    for expected, part in zip(*found, strict=True):
+        assert float((expected - part).abs().max() / expected.abs().max()) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_gates_are_those_of_float64(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    rows = torch.randn(5, 2 * 4864).to(dtype)
+    expected = layer.gate(rows.double())
+    found = layer.gate(rows.to(CUDA)).cpu().double()
+    assert float((expected - found).abs().max() / expected.abs().max()) < CLOSE[dtype]
