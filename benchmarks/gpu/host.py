@@ -36,7 +36,7 @@ class Host:
     """
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self.passes: defaultdict[str, list[float]] = defaultdict(list)
         self._replays = 0
@@ -102,8 +102,9 @@ class Host:
 
     def reset(self) -> None:
         """Count anew."""
-        for counts in (self.seconds, self.calls, self.passes):
-            counts.clear()
+        self.seconds.clear()
+        self.calls.clear()
+        self.passes.clear()
 
     def a_round(self, rounds: int) -> dict[str, float]:
         """ms of each part, and calls, a round."""

@@ -95,15 +95,15 @@ class Measured:
         products = 2 * total * (self.weights - self._head) + 2 * wanted * self._head
         return float(products + self._attention * total * (context + rows / 2))
 
-    def capture(self, longest: int) -> float:
-        """Capture passes anew, for texts of this length; the seconds that it took.
+    def capture(self, longest: int) -> None:
+        """Capture passes anew, for texts of this length.
 
         Raises:
             LeftOut: they cannot be captured; the log says why.
         """
         backend = self.backend
         if backend.device.type != "cuda":
-            return 0.0
+            return
         backend.graphs = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -111,11 +111,10 @@ class Measured:
         with torch.inference_mode(), capture_logs() as logs:
             capture_passes(backend, GRAPH_ROWS, longest)
         torch.cuda.synchronize()
-        self.told[f"captured for {longest}, s"] = round(time.perf_counter() - began, 2)
+        self.told[f"captured for {longest}, s"] = time.perf_counter() - began
         self.told["graphs of"] = longest
         if backend.graphs is None:
             raise LeftOut(f"{self.name}: no captured passes for {longest}: {logs[-1:]}")
-        return time.perf_counter() - began
 
     @contextmanager
     def texts(self, count: int, context: int, room: int) -> Iterator[list[SequenceCache]]:
@@ -202,30 +201,31 @@ def start(name: str, shapes: Shapes, positions: int) -> Measured:
         StartupError: it cannot be served.
         LeftOut: its passes cannot be captured.
     """
-    told: dict[str, Any] = {}
-
-    def lap(step: str) -> None:
-        nonlocal began
-        if shapes.real:
-            torch.cuda.synchronize()
-        told[step] = round(time.perf_counter() - began, 2)
-        began = time.perf_counter()
-
-    began = time.perf_counter()
+    moments = [_now(shapes)]
     loaded = checkpoint(name, shapes)
-    lap("weights made, s")
+    moments.append(_now(shapes))
     with capture_logs() as logs, lenient():
         options = DecoderOptions(cache_tokens=positions, trees=True, engine="torch")
         measured = Measured(name, Decoder(loaded, options), shapes)
-        lap("checked, compiled, pool made, s")
-        measured.told = told
+        moments.append(_now(shapes))
         measured.capture(shapes.longest)
-        began = time.perf_counter()
+        captured = _now(shapes)
         measured.decoder.measure(shapes.longest)
-        lap("passes measured, s")
-    told["warnings"] = [str(log) for log in logs if log["log_level"] == "warning"]
+    made, ready, compiled = moments
+    measured.told |= {
+        "weights made, s": ready - made,
+        "checked, compiled, pool made, s": compiled - ready,
+        "passes measured, s": _now(shapes) - captured,
+        "warnings": [str(log) for log in logs if log["log_level"] == "warning"],
+    }
     fill(measured)
     return measured
+
+
+def _now(shapes: Shapes) -> float:
+    if shapes.real:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @torch.inference_mode()

@@ -93,6 +93,16 @@ class Run:
             raise LeftOut(f"there is no {name}: see the section start")
         return self.pair[name]
 
+    def models(self) -> list[Measured]:
+        """Those of the pair that were started.
+
+        Raises:
+            LeftOut: none was.
+        """
+        if not self.pair:
+            raise LeftOut("there is no model: see the section start")
+        return list(self.pair.values())
+
     def floor_ms(
         self, of: Measured, texts: int, rows: int, context: int, wanted: int | None = None
     ) -> float:

@@ -23,9 +23,9 @@ _ROOM = 64
 @torch.inference_mode()
 def measure(run: Run, until: Deadline) -> None:
     """The profiler slows launches; the device's own times are right."""
-    for of in run.pair.values():
-        if run.shapes.real and of.told.get("graphs of") != run.shapes.longest:
-            of.capture(run.shapes.longest)
+    for of in run.models():
+        if of.told.get("graphs of") != run.shapes.longest:
+            run.attempt(f"graphs of the {of.name}", partial(of.capture, run.shapes.longest))
         for texts, rows, captured in _SETTINGS:
             how = "captured" if captured else "launched"
             name = f"{of.name} {texts}x{rows} {how}"

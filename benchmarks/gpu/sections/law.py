@@ -14,13 +14,12 @@ _LEAST_SECONDS = 45.0
 
 def measure(run: Run, until: Deadline) -> None:
     """A chain's law by three rules; what the test said is in its log."""
-    if not run.shapes.real:
-        command = ("pytest", "-q", "-m", "campaign", "--collect-only", _TEST, "-k", _CASE)
-    elif until.left < _LEAST_SECONDS:
+    if run.shapes.real and until.left < _LEAST_SECONDS:
         raise LeftOut(f"needs {_LEAST_SECONDS:.0f} s, {until.left:.0f} are left")
-    else:
-        command = ("pytest", "-q", "-x", "-m", "campaign", "-p", "no:cacheprovider")
-        command += (_TEST, "-k", _CASE)
+    command = ["pytest", "-q", "-x", "-m", "campaign", "-p", "no:cacheprovider"]
+    command += [_TEST, "-k", _CASE]
+    if not run.shapes.real:
+        command.append("--collect-only")
     process = run.spawn("law", command)
     process.wait(until.left)
     code = process.code

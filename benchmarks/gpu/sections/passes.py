@@ -15,7 +15,9 @@ from benchmarks.gpu.pair import Measured
 from benchmarks.gpu.run import Run
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
+from tandem.inference.batch.tiles import BLOCK
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import SequenceCache
 
 # Bars of issue 63, as multiples of the limit: by texts and rows, and of a tree of 64 nodes.
 _BARS = {(1, 1): 1.3, (1, 17): 1.4, (1, 33): 1.4, (16, 5): 1.45, (16, 17): 1.8}
@@ -34,6 +36,9 @@ _MOST_STEPS = 40
 class Passes:
     """Passes of one model, each figure with its limit.
 
+    Attributes:
+        name: of the model.
+
     Args:
         run: gets the figures.
         of: the model.
@@ -41,6 +46,7 @@ class Passes:
     """
 
     def __init__(self, run: Run, of: Measured, until: Deadline) -> None:
+        self.name = of.name
         self._run = run
         self._of = of
         self._until = until
@@ -99,8 +105,8 @@ class Passes:
                         figure = replace(figure, bar=_DRAFTER_MS / limit)
                 self.timed(
                     f"{texts}x{count} at {context}{note}",
-                    partial(of.decoder.forward, feeds),
-                    lambda: [cache.rollback(context) for cache in caches],
+                    partial(_one_pass, of, feeds),
+                    partial(_roll_back, caches, context),
                     figure,
                 )
 
@@ -119,8 +125,8 @@ class Passes:
                 figure = Figure(f"{of.name}, trees", f"{texts} of {count}", 0.0, "ms", limit)
                 self.timed(
                     f"{texts} trees of {count}",
-                    partial(of.decoder.forward, feeds),
-                    lambda: [cache.rollback(context) for cache in caches],
+                    partial(_one_pass, of, feeds),
+                    partial(_roll_back, caches, context),
                     replace(figure, bar=_BAR_OF_64 if barred else None),
                 )
 
@@ -133,18 +139,14 @@ class Passes:
             *others, last = caches
             prompt = Feed(last, pair.tokens(chunk, run.shapes), 0)
             running = [Feed(cache, (5,), 1) for cache in others]
-
-            def restore() -> None:
-                for cache in caches:
-                    cache.rollback(context)
-
+            restore = partial(_roll_back, caches, context)
             alone = Figure(line, "alone", 0.0, "ms", run.floor_ms(of, 1, chunk, context, 0))
-            self.timed("chunk alone", lambda: of.decoder.forward([prompt]), restore, alone)
+            self.timed("chunk alone", partial(_one_pass, of, [prompt]), restore, alone)
             rows = chunk + _BESIDE
             limit = run.floor_ms(of, 1, rows, context, _BESIDE)
             together = Figure(line, f"beside {_BESIDE}x1", 0.0, "ms", limit)
-            both = [*running, prompt]
-            self.timed("chunk beside", lambda: of.decoder.forward(both), restore, together)
+            both = partial(_one_pass, of, [*running, prompt])
+            self.timed("chunk beside", both, restore, together)
         ms, mixed = run.value(line, "alone"), run.value(line, f"beside {_BESIDE}x1")
         if ms and mixed:
             bar = _BAR_OF_MIXED if run.shapes.real and of.name == "target" else None
@@ -179,6 +181,16 @@ class Passes:
                 )
 
 
+def _roll_back(caches: Sequence[SequenceCache], context: int) -> None:
+    for cache in caches:
+        cache.rollback(context)
+
+
+def _one_pass(of: Measured, feeds: Sequence[Feed]) -> None:
+    # By its name: the pass is wrapped while it is measured.
+    of.decoder.forward(feeds)
+
+
 def _one_by_one(of: Measured, feeds: Sequence[Feed]) -> None:
     for feed in feeds:
         of.decoder.forward([feed])
@@ -188,42 +200,45 @@ def _one_by_one(of: Measured, feeds: Sequence[Feed]) -> None:
 def measure(run: Run, until: Deadline) -> None:
     """Short contexts: nothing is longer than the graphs' longest text, or they would be dropped."""
     shapes = run.shapes
-    run.model("target")
     context = shapes.contexts[0]
-    models = [Passes(run, of, until) for of in run.pair.values()]
+    models = [Passes(run, of, until) for of in run.models()]
     for passes in models:
         for texts in shapes.texts:
-            run.attempt(f"{texts} texts", partial(passes.rows, texts, shapes.rows, context))
-        run.attempt("trees", partial(passes.trees, 1, shapes.trees, context))
-        run.attempt("trees", partial(passes.trees, 16, (16,), context))
-        run.attempt("mixed", passes.mixed)
+            run.attempt(
+                f"{passes.name}, {texts} texts", partial(passes.rows, texts, shapes.rows, context)
+            )
+        run.attempt(f"{passes.name}, trees", partial(passes.trees, 1, shapes.trees, context))
+        run.attempt(f"{passes.name}, trees", partial(passes.trees, 16, (16,), context))
+        run.attempt(f"{passes.name}, mixed", passes.mixed)
     for length in shapes.prompts:
         if length < shapes.longest:
             for passes in models:
-                run.attempt("prompts", partial(passes.prompt, length))
+                run.attempt(f"{passes.name}, prompt", partial(passes.prompt, length))
 
 
 @torch.inference_mode()
 def measure_long(run: Run, until: Deadline) -> None:
     """Long contexts, with graphs captured for them."""
-    shapes = run.shapes
+    for of in run.models():
+        run.attempt(f"{of.name}, long", partial(_long, run, of, until))
+
+
+def _long(run: Run, of: Measured, until: Deadline) -> None:
+    shapes, passes = run.shapes, Passes(run, of, until)
     short, *longer = shapes.contexts
-    run.model("target")
-    for of in run.pair.values():
-        passes = Passes(run, of, until)
-        of.capture(max(longer) + 1024)
-        note = ", long graphs"
-        for texts in (1, 16):
-            run.attempt("long graphs", partial(passes.rows, texts, (1,), short, note))
-        for context in longer:
-            counts = [n for n in (1, 4, 16) if n * (context + 128) <= of.decoder.positions]
-            for texts in counts:
+    of.capture(max(longer) + 1024)
+    note = ", long graphs"
+    for texts in (1, 16):
+        passes.rows(texts, (1,), short, note)
+    for context in longer:
+        for texts in (1, 4, 16):
+            if texts * (context + _ROOM + BLOCK) <= of.decoder.positions:
                 rows = (1, 5, 17) if texts == 1 else (1, 5)
                 run.attempt(f"context {context}", partial(passes.rows, texts, rows, context))
-            _attention(run, of, context, f"{of.name}, 1 at {short}{note}")
-        for length in shapes.prompts:
-            if length >= shapes.longest:
-                run.attempt("prompts", partial(passes.prompt, length))
+        _attention(run, of, context, f"{of.name}, 1 at {short}{note}")
+    for length in shapes.prompts:
+        if length >= shapes.longest:
+            run.attempt(f"{of.name}, prompt", partial(passes.prompt, length))
 
 
 def _attention(run: Run, of: Measured, context: int, short_line: str) -> None:

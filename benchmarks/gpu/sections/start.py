@@ -10,7 +10,6 @@ import torch
 from benchmarks.gpu import pair
 from benchmarks.gpu.pair import LeftOut, Measured
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.shapes import Shapes
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
 from tandem.inference.fingerprint import digest
@@ -34,7 +33,7 @@ def measure(run: Run, until: Deadline) -> None:
     for name in ("target", "drafter"):
 
         def one(name: str = name) -> None:
-            positions = positions_for(run.shapes) if run.shapes.real else run.shapes.positions
+            positions = positions_for(run) if run.shapes.real else run.shapes.positions
             measured = pair.start(name, run.shapes, positions)
             run.pair[name] = measured
             found[name] = _told(run, measured)
@@ -43,14 +42,19 @@ def measure(run: Run, until: Deadline) -> None:
     run.attempt("fingerprint", lambda: _fingerprint(run))
 
 
-def positions_for(shapes: Shapes) -> int:
-    """Positions of each pool that the free memory has room for, beside the weights still to come.
+def positions_for(run: Run) -> int:
+    """Positions of each pool that the free memory has room for, beside the weights of both models;
+    or of the drafter alone, where the target was left out.
 
     Raises:
         LeftOut: too few.
     """
+    shapes = run.shapes
     free, _ = torch.cuda.mem_get_info()
-    configs = (shapes.target, shapes.drafter)
+    alone = "start of the target" in run.errors or any(
+        one.startswith("start of the target") for one in run.left_out
+    )
+    configs = (shapes.drafter,) if alone else (shapes.target, shapes.drafter)
     weights, kv = 0, 0
     for config in configs:
         hidden, layers = config.hidden_size, config.num_hidden_layers
