@@ -9,11 +9,22 @@ downloaded. Sections share the time; one that fails is recorded, and the rest go
 has everything, DIR/gpu.txt the tables; both are rewritten after each section. Exit code 0 where no
 section failed (bars may), 1 where one did, 2 without a GPU, 3 where one hung.
 
-Where nothing can be installed, carry these wheels beside torch (2.11 or later) with its Triton,
-transformers 5.17, tokenizers, numpy, numba, safetensors, accelerate, grpcio, protobuf, jinja2,
-rich, h11, typer, uvloop, prometheus-client, psutil, pytest and hypothesis: WHEELS
-Without OpenVINO a target or drafter on a CPU needs ENGINE=torch, as this program and the tests on
-a GPU have it; on a GPU nothing imports it.
+Where nothing can be installed, carry wheels of requirements.txt's versions for that Python of
+
+    aiodns annotated-types cffi cryptography googleapis-common-protos grpcio grpcio-channelz
+    grpcio-health-checking grpcio-reflection llguidance opentelemetry-api opentelemetry-proto
+    opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common
+    opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
+    opentelemetry-exporter-otlp-proto-http opentelemetry-sdk opentelemetry-semantic-conventions
+    prometheus-client protobuf pycares pycparser pydantic pydantic-core pydantic-settings pyjwt
+    pytest-asyncio pytest-timeout python-dotenv rich starlette structlog typer typing-extensions
+    typing-inspection uvicorn
+
+(20 MB) beside torch 2.11 with its Triton, transformers 5.17, tokenizers, safetensors, numpy, numba,
+scipy, peft, psutil, jinja2, anyio, h11, uvloop, pytest, pytest-xdist and hypothesis, and put them on
+PYTHONPATH: processes beside inherit it. The generated stubs are in the repository. OpenVINO is not
+needed: on a GPU nothing looks for it, and on a CPU this program asks for ENGINE=torch, where `auto`
+would warn and go on with torch.
 """
 
 from __future__ import annotations
@@ -29,6 +40,7 @@ from benchmarks.gpu import pair
 from benchmarks.gpu.run import Run, sentence_without_gpu
 from benchmarks.gpu.sections import (
     ceilings,
+    drafts,
     kernels,
     law,
     numbers,
@@ -59,8 +71,9 @@ class Section(NamedTuple):
 SECTIONS = {
     "ceilings": Section(ceilings.measure, 5),
     "start": Section(start.measure, 60),
-    "quiet": Section(transformers.wait, 20),
+    "quiet": Section(transformers.wait, 40),
     "passes": Section(passes.measure, 55),
+    "drafts": Section(drafts.measure, 5),
     "rounds": Section(rounds.measure, 90),
     "services": Section(services.measure_inside, 45),
     "transformers": Section(transformers.measure, 15),
