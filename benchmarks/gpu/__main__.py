@@ -21,8 +21,8 @@ Where nothing can be installed, carry wheels of requirements.txt's versions for 
     typing-inspection uvicorn
 
 (20 MB) beside torch 2.11 with its Triton, transformers 5.17, tokenizers, safetensors, numpy, numba,
-scipy, peft, psutil, jinja2, anyio, h11, uvloop, pytest, pytest-xdist and hypothesis, and put them on
-PYTHONPATH: processes beside inherit it. The generated stubs are in the repository. OpenVINO is not
+scipy, peft, psutil, jinja2, anyio, h11, uvloop, pytest, pytest-xdist and hypothesis; on PYTHONPATH,
+which the processes beside inherit. The generated stubs are in the repository. OpenVINO is not
 needed: on a GPU nothing looks for it, and on a CPU this program asks for ENGINE=torch, where `auto`
 would warn and go on with torch.
 """

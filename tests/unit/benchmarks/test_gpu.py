@@ -11,8 +11,8 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import pair
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.sections import start
-from benchmarks.gpu.shapes import fake
+from benchmarks.gpu.sections import rounds, start
+from benchmarks.gpu.shapes import Shapes, fake, real
 from benchmarks.gpu.table import MOST_CHARACTERS, Figure, short_table
 from benchmarks.gpu.timing import Deadline
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
@@ -38,7 +38,7 @@ LINES = {
 def test_each_section_finds_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command.rounds, "SETTINGS", command.rounds.SETTINGS[:6])
+    monkeypatch.setattr(rounds, "SETTINGS", rounds.SETTINGS[:6])
     options = command.options_of(
         ["--fake", "--no-peer", "--out", str(tmp_path), "--sections", ",".join(HERE + DEVICE)]
     )
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_left_out_by_name(
     """The target is too large: what only the drafter needs is measured."""
     own = pair.checkpoint
 
-    def made(name: str, shapes: pair.Shapes) -> LoadedCheckpoint:
+    def made(name: str, shapes: Shapes) -> LoadedCheckpoint:
         if name == "target":
             raise torch.cuda.OutOfMemoryError("tried to allocate 16 GiB")
         return own(name, shapes)
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_left_out_by_name(
 
 
 def test_a_small_gpu_gets_a_small_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(command.real(), tmp_path, Deadline(1))
+    run = Run(real(), tmp_path, Deadline(1))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 << 30, 80 << 30))
     assert start.positions_for(run) == run.shapes.positions
@@ -143,7 +143,7 @@ def test_bars_that_do_not_hold_come_last(tmp_path: Path) -> None:
     )
     *_, title, first, second = run.lines()
     assert title == "bars that do not hold:"
-    assert first == "target: x1 7.6L=1.54x [<=1.3 FAILED]".replace("7.6", "7.6")
+    assert first == "target: x1 7.6L=1.54x [<=1.3 FAILED]"
     assert second == "chunk: beside 68.0 [>=150 FAILED]"
 
 
