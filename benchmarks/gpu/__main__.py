@@ -74,7 +74,7 @@ SECTIONS = {
     "quiet": Section(transformers.wait, 40),
     "passes": Section(passes.measure, 55),
     "drafts": Section(drafts.measure, 5),
-    "rounds": Section(rounds.measure, 90),
+    "rounds": Section(rounds.measure, 120),
     "services": Section(services.measure_inside, 45),
     "transformers": Section(transformers.measure, 15),
     "numbers": Section(numbers.measure, 20),

@@ -6,6 +6,7 @@ follow it.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 _COPIES = ("Memcpy", "Memset")
 # Calls of the host that are listed among the device's events.
-_HOSTS = ("cuda", "cu", "Activity Buffer")
+_CALL = re.compile("cu(da)?[A-Z]|Activity Buffer")
 _LONGEST_NAME = 160
 # Further apart are two passes.
 _LONGEST_GAP_NS = 200_000
@@ -135,5 +136,4 @@ def _events(profiler: Any, cuda: bool) -> Sequence[Event]:
 
 def _is_call(name: str) -> bool:
     """Whether it is a call of the host, such as cudaLaunchKernel or Context Sync."""
-    calls = name.startswith(_HOSTS) and "ernel" not in name
-    return calls or name in ("cudaLaunchKernel", "cuLaunchKernel") or "Sync" in name[:24]
+    return bool(_CALL.match(name)) or "Sync" in name[:24]

@@ -143,8 +143,8 @@ class Run:
         began = time.perf_counter()
         self.say(f"== {name} ({seconds:.0f} of {self.deadline.left:.0f} s)")
         self.attempt(name, lambda: work(self, Deadline(seconds)))
-        gc.collect()
         if self.shapes.real:
+            gc.collect()
             torch.cuda.empty_cache()
         self.seconds[name] = round(time.perf_counter() - began, 1)
         self.write()

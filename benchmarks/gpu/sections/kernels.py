@@ -58,11 +58,11 @@ def _of_pass(run: Run, of: Measured, texts: int, rows: int, captured: bool) -> N
     found = seen.a_turn(_TURNS, _LISTED)
     run.found.setdefault("kernels", {})[line] = found
     limit = run.floor_ms(of, texts, rows, context)
+    each = f", {found['kernels'] / of.layers:.1f}/layer"
     run.add(
-        Figure(line, "busy", found["device_ms"], "ms", limit),
+        Figure(line, "busy", found["device_ms"], "ms", limit, mark=each),
         Figure(line, "gaps", found["gaps_ms"]),
     )
-    run.add(Figure(f"{line}, number", "a layer", found["kernels"] / of.layers, ""))
     for row in found["by_name"][:_SHOWN]:
         run.say(
             f"    {row['us']:9.1f} us = {row['calls']:6.1f} x {row['us_each']}  {row['name'][:70]}"
