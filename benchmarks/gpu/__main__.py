@@ -120,8 +120,6 @@ def measure(options: argparse.Namespace) -> Run:
         Deadline(60 * options.minutes),
         peer=not options.no_peer and "transformers" in chosen,
     )
-    for left in ("peer.ready", "peer.go", "peer.json"):
-        (options.out / left).unlink(missing_ok=True)
     watchdog = run.watch()
     try:
         for at, name in enumerate(chosen):

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measure.environment import ROOT
 
 _POLL_SECONDS = 0.05
-_LONGEST_TAIL = 600
+_LONGEST_TAIL = 1500
 
 
 class Process:

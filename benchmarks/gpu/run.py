@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,12 @@ class Run:
     def __post_init__(self) -> None:
         self.stopwatch = Stopwatch(self.shapes.device, self.shapes.turn)
 
+    @cached_property
+    def scratch(self) -> Path:
+        """Folder for what processes beside write, until the run ends: of `out` a machine that is
+        lent may bring back few files."""
+        return Path(tempfile.mkdtemp(prefix="benchmarks-gpu-"))
+
     def say(self, text: str) -> None:
         """Tell a person what is going on."""
         print(f"[{time.perf_counter() - self._began:6.1f}] {text}", flush=True)
@@ -122,7 +131,7 @@ class Run:
 
     def spawn(self, role: str, command: Sequence[str], **variables: str) -> Process:
         """A process beside, which ends with the run."""
-        process = Process(role, command, self.out, variables)
+        process = Process(role, command, self.scratch, variables)
         self.processes[role] = process
         return process
 
@@ -196,9 +205,10 @@ class Run:
             os._exit(3)
 
     def close(self) -> None:
-        """End the processes beside."""
+        """End the processes beside, and drop what they wrote."""
         for process in self.processes.values():
             process.end()
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def sentence_without_gpu() -> str:

@@ -15,7 +15,6 @@ from benchmarks.gpu.pair import Measured
 from benchmarks.gpu.run import Run
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
-from tandem.inference.batch.tiles import BLOCK
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 
@@ -232,7 +231,7 @@ def _long(run: Run, of: Measured, until: Deadline) -> None:
         passes.rows(texts, (1,), short, note)
     for context in longer:
         for texts in (1, 4, 16):
-            if texts * (context + _ROOM + BLOCK) <= of.decoder.positions:
+            if texts * (context + 2 * _ROOM) <= of.decoder.positions:
                 rows = (1, 5, 17) if texts == 1 else (1, 5)
                 run.attempt(f"context {context}", partial(passes.rows, texts, rows, context))
         _attention(run, of, context, f"{of.name}, 1 at {short}{note}")

@@ -146,7 +146,7 @@ def _port(process: Process, event: str) -> int:
 
 async def _clients(run: Run, until: Deadline, address: str, line: str) -> dict[str, Any]:
     """What a process of clients finds."""
-    out = run.out / f"clients of {line}.json"
+    out = run.scratch / f"clients of {line}.json"
     plan = {
         "address": address,
         "out": str(out),
@@ -157,7 +157,7 @@ async def _clients(run: Run, until: Deadline, address: str, line: str) -> dict[s
         "prompt": pair.tokens(min(_PROMPT, run.shapes.capacity // 4), run.shapes),
         "vocabulary": run.shapes.vocabulary,
     }
-    written = run.out / f"plan of {line}.json"
+    written = run.scratch / f"plan of {line}.json"
     written.write_text(json.dumps(plan))
     out.unlink(missing_ok=True)
     role = f"clients of {line}"

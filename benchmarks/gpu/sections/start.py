@@ -27,7 +27,7 @@ def measure(run: Run, until: Deadline) -> None:
     """Start the transformers peer beside, then both models."""
     if run.peer:
         fake = () if run.shapes.real else ("--fake",)
-        command = ("benchmarks.gpu.transformers_peer", "--out", str(run.out), *fake)
+        command = ("benchmarks.gpu.transformers_peer", "--out", str(run.scratch), *fake)
         run.spawn("transformers", command)
     found = run.found["start"] = {}
     for name in ("target", "drafter"):

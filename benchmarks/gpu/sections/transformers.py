@@ -16,7 +16,7 @@ def wait(run: Run, until: Deadline) -> None:
     """Until it has compiled, so that it disturbs nothing that is timed from now on."""
     if _ROLE not in run.processes:
         return
-    ready = run.out / "peer.ready"
+    ready = run.scratch / "peer.ready"
     if not run.processes[_ROLE].wait(until.left, ready.exists):
         process = run.processes.pop(_ROLE)
         process.end()
@@ -27,8 +27,8 @@ def measure(run: Run, until: Deadline) -> None:
     """One greedy text; Tandem's plain one is its limit's place in the table."""
     if _ROLE not in run.processes:
         raise LeftOut("transformers: it was not started, or not ready")
-    process, out = run.processes.pop(_ROLE), run.out / "peer.json"
-    (run.out / "peer.go").touch()
+    process, out = run.processes.pop(_ROLE), run.scratch / "peer.json"
+    (run.scratch / "peer.go").touch()
     done = process.wait(until.left, out.exists)
     process.end()
     if not done:
