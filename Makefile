@@ -25,7 +25,7 @@ PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? c
 ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements mutants exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check real-check audit load bench bench-peers bench-full bench-parts figures
+.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements mutants exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check real-check audit load bench bench-peers bench-gpu bench-full bench-parts figures
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -159,6 +159,9 @@ bench: setup ## Tandem beside transformers and the physical limit: one table, wi
 
 bench-peers: setup ## vLLM, OpenVINO GenAI and transformers beside Tandem; the first run sets them up
 	$(BIN)/python -m benchmarks.peers
+
+bench-gpu: setup ## On an NVIDIA GPU, shapes of real models: passes, numbers, rounds, services beside their limits (8 minutes)
+	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 bench-full: setup ## The same, then sweeps of load, support size, recorded rounds and network delay, with plots
 	$(BIN)/python -m benchmarks.bench --sweeps

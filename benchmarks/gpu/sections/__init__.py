@@ -1,0 +1,1 @@
+"""What is measured, a file for each subject; `__main__` has their order."""
