@@ -93,9 +93,9 @@ class Host:
     def _replayed(self) -> Iterator[None]:
         own = cuda_graphs.Graph.__call__
 
-        def counted(graph: Any, feeds: Any) -> Any:
+        def counted(graph: Any, *given: Any) -> Any:
             self._replays += 1
-            return own(graph, feeds)
+            return own(graph, *given)
 
         with patch.object(cuda_graphs.Graph, "__call__", counted):
             yield

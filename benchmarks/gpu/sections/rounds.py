@@ -183,7 +183,7 @@ async def _opened(run: Run, setting: Setting) -> Texts:
     engine = Engine(
         "target-engine",
         Admission((target, drafter), AdmissionLimits(_MOST_TEXTS, _MOST_TEXTS, 5.0)),
-        BatchLimits(_BUDGET, 0, _GATHER, Profile(target.pass_times)),
+        BatchLimits(_BUDGET, gather=_GATHER, profile=Profile(target.pass_times)),
         Stepper(run.shapes.device),
     )
     engine.start()

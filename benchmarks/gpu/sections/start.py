@@ -80,7 +80,7 @@ def _told(run: Run, measured: Measured) -> dict[str, object]:
     for step, seconds in list(told.items()):
         if isinstance(seconds, float):
             run.add(Figure(line, step.removesuffix(", s"), seconds, "s"))
-    row_us = limits.profile.per_row / 1e3
+    row_us = 1e3 / max(limits.profile.rows_within(1e6, 256), 1e-9)
     run.add(Figure(f"a row, {measured.name}", "more", row_us, "us"))
     bars = {"alone": _ALONE, "beside 16x1": _BESIDE} if real and measured.name == "target" else {}
     for name, tokens in pair.chunks(measured, ((1, 1), (16, 1), (16, 5))).items():
@@ -90,7 +90,6 @@ def _told(run: Run, measured: Measured) -> dict[str, object]:
     told |= {
         "pass": type(backend.compute).__name__,
         "in one call": backend.in_one_call,
-        "trees in one call": backend.branches_in_one_call,
         "profile, ms": {f"{n}x{rows}": ns / 1e6 for n, rows, ns in measured.decoder.pass_times},
         "parameters": measured.decoder.about.parameters,
         "KV bytes a position": measured.decoder.pool.bytes_per_position,

@@ -1,6 +1,6 @@
 """A ragged batch in tiles of rows, each of one text, for one call of attention per layer.
 
-A row sees a range of its text's trunk, and some of the rows behind the trunk: those of its own path.
+A row sees a range of its text's trunk, and of the rows behind the trunk those of its own path.
 The trunk's range is two slots of the pool, since an extent is contiguous; the rows behind it are
 bits.
 """

@@ -42,9 +42,9 @@ _ROOM = max(_CONTEXTS) + FEW + 1
 class Graph:
     """A captured pass of a fixed number of rows, with its own memory that each batch is copied to.
 
-    Any batch that fits is computed by it: chains, trees, a chunk of a prompt beside them. Smaller
-    ones are padded: spare rows write to a slot of the pool that no sequence has, and spare tiles have
-    no rows.
+    It takes any batch that fits: chains, trees, a chunk of a prompt beside them. Smaller ones are
+    padded: spare rows write to a slot of the pool that no sequence has, and spare tiles have no
+    rows.
 
     Args:
         compute: the pass to capture.

@@ -1,4 +1,4 @@
-"""Attention of a batch in one call, by our own kernels: tried at the start, to see if a device can."""
+"""Attention of a batch in one call, by our own kernels: tried at the start on a device."""
 
 from __future__ import annotations
 

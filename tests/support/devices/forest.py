@@ -55,7 +55,7 @@ def forest(
 def fill(
     pool: KVPool, segments: Sequence[Segment], heads: Heads = HEADS
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random queries [Hq, T, D] of a batch, and the pool's keys and values, filled for its texts."""
+    """Random queries [Hq, T, D] of a batch, and the pool's keys and values, filled."""
     queries, count, width, value_width = heads
     for one in segments:
         pool.slots = torch.arange(one.start, one.start + one.length)
