@@ -105,7 +105,11 @@ class PackedBatch:
 
     @classmethod
     def of(
-        cls, feeds: Sequence[Feed], device: torch.device, in_one_call: bool = False
+        cls,
+        feeds: Sequence[Feed],
+        device: torch.device,
+        in_one_call: bool = False,
+        windows: Sequence[int | None] = (),
     ) -> PackedBatch:
         """Pack feeds of different sequences.
 
@@ -113,12 +117,17 @@ class PackedBatch:
             feeds: at least one.
             device: where its tensors go.
             in_one_call: whether attention takes all sequences at once.
+            windows: of the model's layers, as far as they are known; for attention in one call.
         """
         packing = Packing.of(feeds)
         segments = packing.segments
-        numbers = torch.tensor([packing.positions, packing.slots], dtype=torch.int64)
-        numbers = numbers.to(device, non_blocking=True)
-        tiles = Tiles(segments, device) if in_one_call else None
+        places = np.array([packing.positions, packing.slots])
+        tiles = None
+        if in_one_call:
+            tiles = Tiles(segments, device, windows=windows, beside=places)
+            numbers = tiles.beside.view(2, -1)
+        else:
+            numbers = torch.from_numpy(places).to(device, non_blocking=True)
         token_ids = tokens_of(feeds, device)[None]
         wanted, states = packing.wanted(device), packing.wanted_states(device)
         return cls(

@@ -41,6 +41,18 @@ class Segment:
         return 0 if self.branches is None else max(self.count, len(self.branches))
 
     @property
+    def paths(self) -> list[int]:
+        """With branches: which of the rows of `behind` each new token sees, as bits."""
+        assert self.branches is not None
+        later = max(0, self.count - len(self.branches))
+        trunk = (1 << later) - 1
+        own = self.branches.paths[later - self.count :] if self.count > later else ()
+        return [
+            *((1 << row + 1) - 1 for row in range(later)),
+            *(path << later | trunk for path in own),
+        ]
+
+    @property
     def behind(self) -> tuple[np.ndarray, np.ndarray]:
         """With branches: the rows after the part of the trunk that was there before the feed.
 

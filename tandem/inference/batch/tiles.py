@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Rows of a tile: for plain decoding and the steps of a draft; for verifications; for prompts.
 ONE, FEW, MANY = 4, 16, 64
+_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ class TileSizes:
     size: int
     words: int
 
-    def fit(self, counts: Sequence[int], behind: int) -> bool:
+    def fit(self, rows: int, tiles: int, behind: int) -> bool:
         """Whether a batch fits.
 
         Args:
-            counts: rows of each text.
+            rows: of the batch.
+            tiles: of this size, that it takes.
             behind: most rows behind a text's trunk.
         """
-        tiles = sum(-(-count // self.size) for count in counts)
-        return sum(counts) <= self.rows and tiles <= self.tiles and behind <= WORD * self.words
+        return rows <= self.rows and tiles <= self.tiles and behind <= WORD * self.words
 
 
 class Tiles:
@@ -57,48 +58,44 @@ class Tiles:
 
     Args:
         segments: of the batch, in the order of its rows.
-        device: where the numbers go.
+        device: where the numbers go, in one transfer.
         room: sizes to pad to, at least what the segments take.
+        windows: of the model's layers, as far as they are known; others are sent when they are
+            asked for.
+        beside: further numbers to send.
 
     Attributes:
+        beside: the further numbers, flat, on the device.
         size: rows of a tile.
         words: of a row, for the rows behind its text's trunk.
         counts: [tiles, COUNTED] int32 zeros, which attention leaves as it finds them.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], device: torch.device, room: TileSizes | None = None
+        self,
+        segments: Sequence[Segment],
+        device: torch.device,
+        room: TileSizes | None = None,
+        windows: Sequence[int | None] = (),
+        beside: np.ndarray = _NOTHING,
     ) -> None:
         self._device, self._room = device, room
         self._lay(segments)
-        self.counts = torch.zeros(len(self._first), COUNTED, dtype=torch.int32, device=device)
-        self._seen: dict[int | None, Sent] = {}
+        self._sent = Sent(device, beside, *(self._look(window) for window in windows))
+        self.beside, *seen = self._sent.views
+        self._seen = dict(zip(windows, map(self._apart, seen), strict=True))
+        count = self._num_tiles
+        self.counts = torch.zeros(count, COUNTED, dtype=torch.int32, device=device)
 
-    def _lay(self, segments: Sequence[Segment]) -> None:
-        """Assign rows to tiles."""
-        self._segments = segments
-        self._texts = np.array(
-            [(one.first, one.count, one.start, one.length) for one in segments]
-        ).T
-        first, count, _, _ = self._texts
-        if self._room is None:
-            most = count.max()
-            self.size = ONE if most <= ONE else FEW if most <= FEW else MANY
-            behind = max(segment.num_behind for segment in segments)
-            self.words = max(1, -(-behind // WORD))
-        else:
-            self.size, self.words = self._room.size, self._room.words
-        tiles = -(-count // self.size)
-        self._text = np.repeat(np.arange(len(segments)), tiles)
-        nth = np.arange(len(self._text)) - np.repeat(tiles.cumsum() - tiles, tiles)
-        self._first = first[self._text] + nth * self.size
-        self._count = np.minimum(self.size, count[self._text] - nth * self.size)
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Those that were asked for, or known."""
+        return tuple(self._seen)
 
-    def refill(self, segments: Sequence[Segment]) -> None:
+    def refill(self, segments: Sequence[Segment], beside: np.ndarray = _NOTHING) -> None:
         """Take another batch of the same padded sizes, in the same memory of the device."""
         self._lay(segments)
-        for window, sent in self._seen.items():
-            sent.again(*self._look(window))
+        self._sent.again(beside, *(self._look(window) for window in self._seen))
 
     def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
         """What tiles and rows see, shared by all layers with the same window.
@@ -108,56 +105,92 @@ class Tiles:
 
         Returns:
             `tiles` and `rows` of `kernels.attention.attend`.
+
+        Raises:
+            ValueError: tiles that are refilled, and the window was not known.
         """
-        sent = self._seen.get(window)
-        if sent is None:
-            sent = self._seen[window] = Sent(self._device, *self._look(window))
-        tiles, rows = sent.views
+        found = self._seen.get(window)
+        if found is None:
+            if self._room is not None:
+                raise ValueError(f"a window of {window}, which no refill would bring up to date")
+            (sent,) = Sent(self._device, self._look(window)).views
+            found = self._seen[window] = self._apart(sent)
+        return found
+
+    def _lay(self, segments: Sequence[Segment]) -> None:
+        """Assign rows to tiles."""
+        self._segments, room = segments, self._room
+        self._texts = np.array(
+            [(one.first, one.count, one.start, one.length) for one in segments]
+        ).T
+        first, count, _, _ = self._texts
+        self._count = int(first[-1] + count[-1])
+        if room is None:
+            most = count.max()
+            self.size = ONE if most <= ONE else FEW if most <= FEW else MANY
+            behind = max(segment.num_behind for segment in segments)
+            self.words = max(1, -(-behind // WORD))
+        else:
+            self.size, self.words = room.size, room.words
+        tiles = -(-count // self.size)
+        self._text = np.repeat(np.arange(len(segments)), tiles)
+        nth = np.arange(len(self._text)) - np.repeat(tiles.cumsum() - tiles, tiles)
+        self._first = first[self._text] + nth * self.size
+        self._rows = np.minimum(self.size, count[self._text] - nth * self.size)
+        self._num_tiles = len(self._text) if room is None else room.tiles
+        self._num_rows = self._count if room is None else room.rows
+
+    def _apart(self, sent: Tensor) -> tuple[Tensor, Tensor]:
+        tiles, rows = sent.split((6 * self._num_tiles, len(sent) - 6 * self._num_tiles))
         return tiles.view(6, -1), rows.view(2 + self.words, -1)
 
-    def _look(self, window: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Both tensors of `seen`, padded."""
+    def _look(self, window: int | None) -> np.ndarray:
+        """Both tensors of `seen`, flat and padded."""
+        flat = np.zeros(6 * self._num_tiles + (2 + self.words) * self._num_rows, np.int64)
+        tiles = flat[: 6 * self._num_tiles].reshape(6, -1)[:, : len(self._text)]
+        rows = flat[6 * self._num_tiles :]
+        first, last = rows[: 2 * self._num_rows].reshape(2, -1)[:, : self._count]
+        words = rows[2 * self._num_rows :].reshape(-1, self.words)
         first_row, count, start, length = self._texts
         text = np.repeat(np.arange(len(count)), count)
-        last = (start + length - count)[text] + np.arange(len(text)) - first_row[text]
-        first = start[text]
-        if window is not None:
-            first = np.maximum(first, last - window + 1)
-        base, behind = start + length, np.zeros_like(start)
-        words = np.zeros((len(text), self.words), np.int64)
+        last[:] = (start + length - count - first_row)[text] + np.arange(len(text))
+        first[:] = start[text] if window is None else np.maximum(start[text], last - window + 1)
+        end = start + length
+        behind = np.zeros_like(end)
         for number, segment in enumerate(self._segments):
             if segment.branches is None:
                 continue
-            positions, sees = segment.behind
+            behind[number] = segment.num_behind
             own = slice(segment.first, segment.first + segment.count)
-            behind[number] = len(positions)
-            base[number] -= len(positions)
-            last[own] = base[number] - 1
+            last[own] = end[number] - behind[number] - 1
+            if window is None:
+                words[own] = _words(segment.paths, self.words)
+                continue
+            positions, sees = segment.behind
             queries = positions[-segment.count :]
-            if window is not None:
-                sees &= positions > queries[:, None] - window
-                first[own] = segment.start + np.maximum(0, queries - window + 1)
-            words[own] = _bits(sees, self.words)
-        low = np.minimum.reduceat(np.minimum(first, base[text]), self._first)
-        high = np.maximum.reduceat(last, self._first) + 1
-        high = np.where(behind[self._text] > 0, (base + behind)[self._text], high)
-        tiles = np.stack(
-            (self._first, self._count, low, high, base[self._text], behind[self._text])
+            first[own] = segment.start + np.maximum(0, queries - window + 1)
+            words[own] = _bits(sees & (positions > queries[:, None] - window), self.words)
+        base = (end - behind)[self._text]
+        tiles[0], tiles[1], tiles[4], tiles[5] = self._first, self._rows, base, behind[self._text]
+        tiles[2] = np.minimum(np.minimum.reduceat(first, self._first), base)
+        tiles[3] = np.where(
+            tiles[5] > 0, end[self._text], np.maximum.reduceat(last, self._first) + 1
         )
-        rows = np.stack((first, last))
-        if self._room is not None:
-            tiles = np.pad(tiles, ((0, 0), (0, self._room.tiles - tiles.shape[1])))
-            spare = (0, self._room.rows - rows.shape[1])
-            rows = np.pad(rows, ((0, 0), spare))
-            words = np.pad(words, (spare, (0, 0)))
-        return tiles, np.concatenate((rows.ravel(), words.ravel()))
+        return flat
+
+
+def _words(paths: Sequence[int], words: int) -> np.ndarray:
+    """[n, words] of `WORD` bits each, from n numbers."""
+    size = words * WORD // 8
+    packed = b"".join(path.to_bytes(size, "little") for path in paths)
+    return np.frombuffer(packed, "<u4").reshape(-1, words)
 
 
 def _bits(sees: np.ndarray, words: int) -> np.ndarray:
-    """[n, words] int64 of `WORD` bits each, from [n, W] bool."""
+    """[n, words] of `WORD` bits each, from [n, W] bool."""
     padded = np.pad(sees, ((0, 0), (0, WORD * words - sees.shape[1])))
     packed = np.packbits(padded, axis=1, bitorder="little")
-    return np.ascontiguousarray(packed).view("<u4").astype(np.int64)
+    return np.ascontiguousarray(packed).view("<u4")
 
 
 class Sent:

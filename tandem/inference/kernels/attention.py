@@ -18,9 +18,7 @@ _LEAST = 2
 _MOST_QUERIES = 64
 # Shared memory for keys and values in flight: the smallest cards have 99 KiB in all.
 _IN_FLIGHT = 64 * 1024
-_MOST_STAGES = 4
-# Sums that four warps hold.
-_REGISTERS = 32 * 128
+_MOST_STAGES = 3
 
 _library = torch.library.Library("tandem", "FRAGMENT")
 _library.define(
@@ -176,7 +174,7 @@ def _by_triton(
         N=block,
         CAP=softcap > 0,
         SPLIT=shared,
-        num_warps=8 if queries * max(wide, wide_v) > _REGISTERS else 4,
+        num_warps=4,
         num_stages=stages,
     )
     return out
@@ -189,7 +187,7 @@ def _blocks(queries: int, position: int) -> tuple[int, int]:
         queries: of a program.
         position: bytes of its key and its value.
     """
-    block = 32 if queries <= 32 else 64
+    block = 64
     while block > 16 and 2 * block * position > _IN_FLIGHT:
         block //= 2
     return block, max(1, min(_MOST_STAGES, _IN_FLIGHT // (block * position)))

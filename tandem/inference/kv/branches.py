@@ -59,6 +59,14 @@ class Branches:
             before = row
 
     @cached_property
+    def paths(self) -> tuple[int, ...]:
+        """Of each row, the rows that it sees, as bits: row n is bit n - 1."""
+        found: list[int] = []
+        for row, parent in enumerate(self.parents):
+            found.append(1 << row | (found[parent - 1] if parent else 0))
+        return tuple(found)
+
+    @cached_property
     def sees(self) -> np.ndarray:
         """[n, n] bool: whether a row sees another. A row sees its ancestors and itself only."""
         found = np.eye(len(self), dtype=bool)

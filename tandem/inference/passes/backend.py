@@ -48,6 +48,7 @@ class Backend:
         in_one_call: whether attention takes all sequences of a batch at once, by kernels of our
             own.
         takes_trees: whether siblings are known not to see each other.
+        windows: of its layers' attention, as far as a pass in one call has asked for them.
         feeds_again: whether a feed below earlier branch rows must contain those rows too: the pass
             can hide rows of one feed from each other, but not rows that were fed before.
         graphs: captured passes for small batches; None if there are none.
@@ -65,6 +66,7 @@ class Backend:
     blocks: Sequence[nn.Module] = ()
     in_one_call: bool = False
     takes_trees: bool = True
+    windows: tuple[int | None, ...] = ()
     feeds_again: bool = False
     graphs: CapturedPasses | None = None
     busy: threading.RLock = field(default_factory=threading.RLock)
@@ -102,8 +104,11 @@ class Backend:
             return graph(feeds)
         if self.feeds_again:
             feeds = [again(feed) for feed in feeds]
-        batch = PackedBatch.of(feeds, self.device, self.in_one_call)
-        return self.compute(batch, self.pool)
+        batch = PackedBatch.of(feeds, self.device, self.in_one_call, self.windows)
+        output = self.compute(batch, self.pool)
+        if batch.tiles is not None:
+            self.windows = batch.tiles.windows
+        return output
 
 
 def name_of(engine: str, dtype: torch.dtype) -> str:

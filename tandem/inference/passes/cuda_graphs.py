@@ -55,6 +55,7 @@ class Graph:
         device: of all tensors.
         memory: pool for the graph's intermediate results, shared with other graphs.
         states: whether hidden states are among the results, of every row.
+        windows: of the layers' attention.
     """
 
     def __init__(
@@ -67,21 +68,21 @@ class Graph:
         device: torch.device,
         memory: Any,
         states: bool,
+        windows: Sequence[int | None],
     ) -> None:
         self.room = room
         self._scratch = pool.scratch
         # A pass may prepare data for all positions up to the longest text.
         segments = [Segment(0, 1, 0, longest)]
-        self._numbers = torch.full((2, room.rows), 0, dtype=torch.int64, device=device)
-        self._numbers[1] = self._scratch
-        tiles = Tiles(segments, device, room)
+        self._tiles = Tiles(segments, device, room, windows, self._places([], []))
+        numbers = self._tiles.beside.view(2, -1)
         self._batch = PackedBatch(
             segments=segments,
             token_ids=torch.zeros(1, room.rows, dtype=torch.int64, device=device),
-            positions=self._numbers[:1],
-            slots=self._numbers[1],
+            positions=numbers[:1],
+            slots=numbers[1],
             rows=None,
-            tiles=tiles,
+            tiles=self._tiles,
             states=torch.arange(room.rows, device=device) if states else None,
         )
         self.output = output or compute(self._batch, pool)
@@ -94,14 +95,9 @@ class Graph:
 
     def __call__(self, packing: Packing, feeds: Sequence[Feed]) -> PassOutput:
         """The rows that the feeds ask for. Their caches do not grow yet."""
-        device, count = self._numbers.device, len(packing.positions)
+        device, count = self._batch.token_ids.device, len(packing.positions)
         self._batch.token_ids[0, :count].copy_(tokens_of(feeds, device))
-        numbers = np.zeros((2, self.room.rows), np.int64)
-        numbers[1] = self._scratch
-        numbers[:, :count] = packing.positions, packing.slots
-        self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
-        assert self._batch.tiles is not None
-        self._batch.tiles.refill(packing.segments)
+        self._tiles.refill(packing.segments, self._places(packing.positions, packing.slots))
         self._replay()
         rows, states = packing.wanted(device), packing.wanted_states(device)
         logits, kept = self.output.logits, self.output.states
@@ -109,6 +105,13 @@ class Graph:
             logits[:count].clone() if rows is None else logits.index_select(0, rows),
             None if kept is None or states is None else kept.index_select(0, states),
         )
+
+    def _places(self, positions: Sequence[int], slots: Sequence[int]) -> np.ndarray:
+        """[2, rows] of tokens, and of spare rows."""
+        places = np.zeros((2, self.room.rows), np.int64)
+        places[1] = self._scratch
+        places[:, : len(slots)] = positions, slots
+        return places
 
 
 def _pairs(ours: PassOutput, theirs: PassOutput) -> Iterator[tuple[Tensor, Tensor]]:
@@ -154,6 +157,7 @@ class Graphs:
         longest: longest text to expect, in positions.
         device: of all tensors.
         states: whether they give hidden states too.
+        windows: of the layers' attention.
     """
 
     def __init__(
@@ -164,6 +168,7 @@ class Graphs:
         longest: int,
         device: torch.device,
         states: bool = False,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self._longest = longest
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -180,6 +185,7 @@ class Graphs:
                 device=device,
                 memory=memory,
                 states=states,
+                windows=windows,
             )
             output = graph.output
             self._graphs.insert(0, graph)
@@ -192,10 +198,18 @@ class Graphs:
         packing = Packing.of(feeds)
         if max(segment.reach for segment in packing.segments) > self._longest:
             return None
-        counts = [segment.count for segment in packing.segments]
-        behind = max(segment.num_behind for segment in packing.segments)
-        graph = next((one for one in self._graphs if one.room.fit(counts, behind)), None)
+        fits = _fitting(packing)
+        graph = next((one for one in self._graphs if fits(one.room)), None)
         return None if graph is None else partial(graph, packing)
+
+
+def _fitting(packing: Packing) -> Callable[[TileSizes], bool]:
+    """Whether a batch fits into sizes."""
+    counts = [segment.count for segment in packing.segments]
+    behind = max(segment.num_behind for segment in packing.segments)
+    rows = sum(counts)
+    tiles = {size: sum(-(-count // size) for count in counts) for size in (ONE, FEW)}
+    return lambda room: room.fit(rows, tiles[room.size], behind)
 
 
 def capture_passes(backend: Backend, rows: int, longest: int) -> None:
@@ -208,7 +222,15 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
     """
     try:
         states = bool(backend.of_layers)
-        graphs = Graphs(backend.compute, backend.pool, rows, longest, backend.device, states)
+        graphs = Graphs(
+            compute=backend.compute,
+            pool=backend.pool,
+            rows=rows,
+            longest=longest,
+            device=backend.device,
+            states=states,
+            windows=backend.windows,
+        )
         _check(backend, graphs)
     except Exception as error:  # a model's own code, and a device's
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -236,10 +258,9 @@ def _check(backend: Backend, graphs: Graphs) -> None:
             tokens = ordinary_tokens(backend.vocab_size, count, 1)
             feeds = [Feed(cache, tokens, count, parents, states=states) for cache in caches[:texts]]
             packing = Packing.of(feeds)
-            counts = [segment.count for segment in packing.segments]
-            behind = max(segment.num_behind for segment in packing.segments)
+            fits = _fitting(packing)
             # Every graph that fits, not only the smallest: their kernels differ.
-            found = [graph(packing, feeds) for graph in graphs if graph.room.fit(counts, behind)]
+            found = [graph(packing, feeds) for graph in graphs if fits(graph.room)]
             expected = backend.forward(feeds)
             for cache, mark in zip(caches, marks, strict=True):
                 cache.return_to(mark)

@@ -97,7 +97,9 @@ def test_layers_share_what_is_seen_and_each_window_has_its_own() -> None:
 def test_padded_tiles_take_batch_after_batch_in_the_same_memory() -> None:
     torch.manual_seed(5)
     room = TileSizes(rows=200, tiles=40, size=FEW, words=4)
-    tiles = Tiles([Segment(0, 1, 0, 1)], CPU, room)
+    tiles = Tiles([Segment(0, 1, 0, 1)], CPU, room, (None, 5))
+    with pytest.raises(ValueError, match="window of 7"):
+        tiles.seen(7)
     pointers = [tiles.seen(window)[0].data_ptr() for window in (None, 5)]
     for seed in range(5):
         pool, feeds = drawn(seed, FEW)
@@ -144,42 +146,50 @@ def a_wider_window(batch: PackedBatch) -> None:
     right.seen = lambda window: seen(window and window + 1)  # type: ignore[method-assign]
 
 
-def looked(batch: PackedBatch, change: Callable[[np.ndarray, np.ndarray], None]) -> None:
-    assert batch.tiles is not None
-    look = batch.tiles._look
+def looked(change: Callable[[np.ndarray, np.ndarray], None]) -> Callable[[PackedBatch], None]:
+    """`change` gets the numbers of the tiles, and the words of bits."""
 
-    def wrong(window: int | None) -> tuple[np.ndarray, np.ndarray]:
-        tiles, rows = look(window)
-        change(tiles, rows)
-        return tiles, rows
+    def mutant(batch: PackedBatch) -> None:
+        assert batch.tiles is not None
+        tiles, look, rows = batch.tiles, batch.tiles._look, batch.token_ids.shape[1]
 
-    batch.tiles._look = wrong  # type: ignore[method-assign]
+        def wrong(window: int | None) -> np.ndarray:
+            flat = look(window)
+            end = 6 * len(tiles.counts)
+            change(flat[:end].reshape(6, -1), flat[end + 2 * rows :])
+            return flat
 
+        batch.tiles._look = wrong  # type: ignore[method-assign]
 
-def a_slot_too_few(batch: PackedBatch) -> None:
-    looked(batch, lambda tiles, rows: tiles.__setitem__(3, tiles[3] - 1))
-
-
-def the_first_slots_left_out(batch: PackedBatch) -> None:
-    looked(batch, lambda tiles, rows: tiles.__setitem__(2, tiles[2] + 1))
+    return mutant
 
 
-def bits_ignored(batch: PackedBatch) -> None:
-    assert batch.tiles is not None
-    count = 2 * batch.token_ids.shape[1]
-    looked(batch, lambda tiles, rows: rows.__setitem__(slice(count, None), 0))
+def a_slot_too_few(tiles: np.ndarray, words: np.ndarray) -> None:
+    tiles[3] -= 1
+
+
+def the_first_slot_left_out(tiles: np.ndarray, words: np.ndarray) -> None:
+    tiles[2] += 1
+
+
+def another_texts_rows(tiles: np.ndarray, words: np.ndarray) -> None:
+    tiles[0, 1:] -= 1
+
+
+def bits_ignored(tiles: np.ndarray, words: np.ndarray) -> None:
+    words[:] = 0
 
 
 MUTANTS: dict[str, Callable[[PackedBatch], None]] = {
     "a wider window": a_wider_window,
-    "a slot too few": a_slot_too_few,
-    "the first slots left out": the_first_slots_left_out,
-    "bits ignored": bits_ignored,
+    "a slot too few": looked(a_slot_too_few),
+    "the first slot left out": looked(the_first_slot_left_out),
+    "bits ignored": looked(bits_ignored),
     "siblings seen": changed(siblings_seen),
     "a position off": changed(deeper),
     "the next position": changed(lambda s: replace(s, length=s.length + 1)),
     "another extent": changed(lambda s: replace(s, start=s.start + 16)),
-    "another text's rows": changed(lambda s: replace(s, first=max(0, s.first - 1))),
+    "another text's rows": looked(another_texts_rows),
 }
 
 

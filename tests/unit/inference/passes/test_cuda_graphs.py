@@ -12,6 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, ONE, Tiles, TileSizes
 from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
@@ -198,10 +199,10 @@ def test_sizes_hold_plain_decoding_and_verifications() -> None:
     assert found == [(1, 1, ONE), (2, 2, ONE), (4, 1, FEW), (4, 4, ONE), (8, 2, FEW), (8, 8, ONE)]
     assert rooms(0) == []
     largest = rooms(512)[-1]
-    for counts in ([1] * 512, [17] * 30, [480] + [1] * 16, [65] * 7):
-        assert largest.fit(counts, 128)
-    assert not largest.fit([1] * 513, 0)
-    assert not largest.fit([1], 129), "more rows behind a trunk than bits"
+    assert largest.fit(512, 512, 128)
+    assert not largest.fit(513, 1, 0)
+    assert not largest.fit(1, 513, 0)
+    assert not largest.fit(1, 1, 129), "more rows behind a trunk than bits"
 
 
 @torch.inference_mode()
@@ -251,19 +252,19 @@ def test_what_cannot_be_captured_is_one_warning(
 
 
 def stale_tiles(patch: pytest.MonkeyPatch) -> None:
-    def refill(self: Tiles, segments: Any) -> None:
-        self._lay(segments)
+    filling = Tiles.refill
+
+    def refill(self: Tiles, segments: Any, beside: Any) -> None:
+        filling(self, [Segment(0, 1, 0, 1)], beside)
 
     patch.setattr(Tiles, "refill", refill)
 
 
-def tiles_of_the_batch_before(patch: pytest.MonkeyPatch) -> None:
-    laying = Tiles._lay
+def stale_places(patch: pytest.MonkeyPatch) -> None:
+    filling = Tiles.refill
 
-    def refill(self: Tiles, segments: Any) -> None:
-        for window, sent in self._seen.items():
-            sent.again(*self._look(window))
-        laying(self, segments)
+    def refill(self: Tiles, segments: Any, beside: Any) -> None:
+        filling(self, segments, self.beside.view(2, -1).numpy())
 
     patch.setattr(Tiles, "refill", refill)
 
@@ -285,11 +286,11 @@ def too_few_tiles(patch: pytest.MonkeyPatch) -> None:
         return [replace(room, tiles=max(1, room.tiles // 2)) for room in making(rows)]
 
     patch.setattr(graph, "rooms", few)
-    patch.setattr(TileSizes, "fit", lambda self, counts, behind: sum(counts) <= self.rows)
+    patch.setattr(TileSizes, "fit", lambda self, rows, tiles, behind: rows <= self.rows)
 
 
 AT_START = [too_few_tiles]
-MUTANTS = [stale_tiles, tiles_of_the_batch_before, spare_rows_at_a_text, *AT_START]
+MUTANTS = [stale_tiles, stale_places, spare_rows_at_a_text, *AT_START]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
