@@ -119,7 +119,7 @@ def test_at_most_the_kept_path_is_copied(path: tuple[int, ...], moved: Any) -> N
     for i, row in enumerate(path):
         expected[11 + i] = 10 + row
     for old, new in zip(before, (*pool.keys, *pool.values), strict=True):
-        assert torch.equal(new, old[:, expected])
+        assert torch.equal(new[:, :40], old[:, expected])
     if moved is None:
         assert expected == list(range(40))
 
@@ -162,7 +162,7 @@ def test_rows_behind_a_kept_path_stay_branch_rows() -> None:
     expected = list(range(40))
     expected[11:15] = [12, 13, 15, 16]
     for old, new in zip(before, (*pool.keys, *pool.values), strict=True):
-        assert torch.equal(new, old[:, expected])
+        assert torch.equal(new[:, :40], old[:, expected])
     with pytest.raises(ValueError, match="row 2 does not hang at the path"):
         SequenceCache(pool, 4, 20, 7, Branches().grown((0, 0))).keep((1,), (2,))
 

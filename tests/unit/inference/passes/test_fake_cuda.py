@@ -280,6 +280,7 @@ def test_captured_passes_stay_on_the_device(
     monkeypatch.setattr(graph, "_check", lambda *_: None)  # which compares numbers
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     decoder = decoder_on_device(LLAMA)
+    decoder._backends.current.windows = (None,)
     graph.capture_passes(decoder._backends.current, 16, 40)
     assert len(recorder.recordings) == len(graph.rooms(16))
     gammas = [3, 3, 3] if VERIFIERS[rule].needs_every_draft else [3, 2, 0]
@@ -318,6 +319,7 @@ def test_what_a_replay_sends_does_not_grow_with_the_longest_text(
     sent = []
     for longest in (128, 131_072):
         decoder = decoder_on_device(copy.deepcopy(GEMMA))
+        decoder._backends.current.windows = (4, None)
         graph.capture_passes(decoder._backends.current, 1, longest)
         for length in (3, 100):
             cache = decoder.reserve(128)
