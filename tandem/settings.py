@@ -209,7 +209,7 @@ class ModelSettings(ServiceSettings):
         " sequences, as a share of its time; used if PREFILL_CHUNK is 0",
     )
     graph_rows: int = Field(
-        256,
+        512,
         ge=0,
         le=4096,
         description="new tokens of the largest forward pass that is captured as a CUDA graph;"

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 # Captured passes have at most as many rows, as the services have by default (GRAPH_ROWS).
-GRAPH_ROWS = 256
+GRAPH_ROWS = 512
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ class Tiles:
         self._num_rows = self._count if room is None else room.rows
 
     def _apart(self, sent: Tensor) -> tuple[Tensor, Tensor]:
-        tiles, rows = sent.split((6 * self._num_tiles, len(sent) - 6 * self._num_tiles))
-        return tiles.view(6, -1), rows.view(2 + self.words, -1)
+        end = 6 * self._num_tiles
+        return sent[:end].view(6, -1), sent[end:].view(2 + self.words, -1)
 
     def _look(self, window: int | None) -> np.ndarray:
         """Both tensors of `seen`, flat and padded."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tandem.inference.kernels.operators import register
+
 # Bits of a word.
 WORD = 32
 # Programs of a tile that may count one another.
@@ -19,12 +21,6 @@ _MOST_QUERIES = 64
 # Shared memory for keys and values in flight: the smallest cards have 99 KiB in all.
 _IN_FLIGHT = 64 * 1024
 _MOST_STAGES = 3
-
-_library = torch.library.Library("tandem", "FRAGMENT")
-_library.define(
-    "attend(Tensor query, Tensor keys, Tensor values, Tensor tiles, Tensor rows,"
-    " Tensor(a!) counts, int size, int words, float scale, float softcap) -> Tensor"
-)
 
 
 def attend(
@@ -60,9 +56,7 @@ def attend(
     Returns:
         [T, Hq, Dv]; rows of no tile are arbitrary.
     """
-    found: Tensor = torch.ops.tandem.attend(
-        query, keys, values, tiles, rows, counts, size, words, scale, softcap
-    )
+    found: Tensor = _operator(query, keys, values, tiles, rows, counts, size, words, scale, softcap)
     return found
 
 
@@ -200,6 +194,10 @@ def _shapes(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Ten
     return query.new_empty(query.shape[1], query.shape[0], values.shape[2])
 
 
-_library.impl("attend", _by_operators, "CPU")
-_library.impl("attend", _by_triton, "CUDA")
-torch.library.register_fake("tandem::attend", _shapes, lib=_library)
+_operator = register(
+    "attend(Tensor query, Tensor keys, Tensor values, Tensor tiles, Tensor rows,"
+    " Tensor(a!) counts, int size, int words, float scale, float softcap) -> Tensor",
+    _by_operators,
+    _by_triton,
+    _shapes,
+)

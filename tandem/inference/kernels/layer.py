@@ -6,15 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from tandem.inference.kernels.operators import register
+
 # Numbers that a program of the gate computes.
 _BLOCK = 1024
-
-_library = torch.library.Library("tandem", "FRAGMENT")
-_library.define(
-    "turn_and_write(Tensor heads, Tensor turns, Tensor slots, Tensor(a!) keys, Tensor(b!) values,"
-    " int query_heads, Tensor? gain, float eps) -> Tensor"
-)
-_library.define("gate(Tensor gate_up) -> Tensor")
 
 
 def turn_and_write(
@@ -44,7 +39,7 @@ def turn_and_write(
     Returns:
         [T, Hq, D], the queries.
     """
-    found: Tensor = torch.ops.tandem.turn_and_write(
+    found: Tensor = _turn(
         heads, torch.view_as_real(turns), slots, keys, values, query_heads, gain, eps
     )
     return found
@@ -52,7 +47,7 @@ def turn_and_write(
 
 def gate(gate_up: Tensor) -> Tensor:
     """[T, 2 I] to [T, I]: silu of the first half, times the second."""
-    found: Tensor = torch.ops.tandem.gate(gate_up)
+    found: Tensor = _gate(gate_up)
     return found
 
 
@@ -70,7 +65,7 @@ def _turn_by_operators(
     turned, value = heads[:, : -len(keys)].float(), heads[:, -len(keys) :]
     if gain is not None:
         turned = turned * (turned.square().mean(-1, keepdim=True) + eps).rsqrt() * gain
-    pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)).contiguous())
+    pairs = torch.view_as_complex(turned.reshape(*turned.shape[:2], -1, 2))
     pairs = pairs * torch.view_as_complex(turns)
     turned = torch.view_as_real(pairs).flatten(-2).to(heads.dtype)
     query, key = turned.tensor_split((query_heads,), 1)
@@ -148,9 +143,13 @@ def _gate_shapes(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
 
 
-_library.impl("turn_and_write", _turn_by_operators, "CPU")
-_library.impl("turn_and_write", _turn_by_triton, "CUDA")
-torch.library.register_fake("tandem::turn_and_write", _turn_shapes, lib=_library)
-_library.impl("gate", _gate_by_operators, "CPU")
-_library.impl("gate", _gate_by_triton, "CUDA")
-torch.library.register_fake("tandem::gate", _gate_shapes, lib=_library)
+_turn = register(
+    "turn_and_write(Tensor heads, Tensor turns, Tensor slots, Tensor(a!) keys, Tensor(b!) values,"
+    " int query_heads, Tensor? gain, float eps) -> Tensor",
+    _turn_by_operators,
+    _turn_by_triton,
+    _turn_shapes,
+)
+_gate = register(
+    "gate(Tensor gate_up) -> Tensor", _gate_by_operators, _gate_by_triton, _gate_shapes
+)

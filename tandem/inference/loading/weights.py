@@ -73,6 +73,8 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
                 dtype=wanted,
                 output_loading_info=True,
                 use_safetensors=True,  # the other format is a pickle, which can run code
+                # Tensor by tensor: a copy of the whole would need as much memory of the host.
+                device_map=None if where.type == "cpu" else {"": where},
                 **_AS_DATA,
             )
         loaded = loaded.to(where)

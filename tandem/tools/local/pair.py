@@ -92,6 +92,13 @@ class Pair:
     recipe: str | None = None
     inside: bool = False
 
+    @property
+    def shares_a_gpu(self) -> bool:
+        """Whether both models are on the same one."""
+        devices = [device or "cpu" for device in (self.target_device, self.drafter_device)]
+        names = {"cuda:0" if device == "cuda" else device for device in devices}
+        return self.drafter != NO_DRAFTER and len(names) == 1 and names.pop().startswith("cuda")
+
     def settings(self) -> dict[str, dict[str, str]]:
         """Settings by service, without their prefixes.
 

@@ -80,7 +80,8 @@ def test_every_architecture_gives_the_plain_logits_in_one_call_and_by_graphs(
         assert not warnings
         assert backend.graphs is not None
     assert backend.in_one_call
-    assert not torch.backends.cuda.cudnn_sdp_enabled(), "it plans anew for each length"
+    cuda: Any = torch.backends.cuda
+    assert not cuda.cudnn_sdp_enabled(), "it plans anew for each length"
     assert torch.cat(expected).std() > 1, "too flat to show a difference"
     assert differences(expected, ragged_logits(decoder, texts)).max() < CLOSE
     found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(narrowed, group)]

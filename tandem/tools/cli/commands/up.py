@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,11 +90,11 @@ _Recipe = Annotated[
     ),
 ]
 _DraftsInside = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--drafts-inside",
         help="The target drafts by the recipe in its own process; no drafter is started. Faster on"
-        " one machine.",
+        " one machine, and the default where both models are on one GPU.",
+        show_default=False,
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -196,7 +197,7 @@ def up(
     dtype: _Dtype = None,
     max_length: _MaxLength = None,
     recipe: _Recipe = None,
-    drafts_inside: _DraftsInside = False,
+    drafts_inside: _DraftsInside = None,
     gamma: _Gamma = None,
     verifier: _Verifier = None,
     draft_support: _DraftSupport = None,
@@ -220,7 +221,7 @@ def up(
     from tandem.tools.local.stack import Stack, StackSettings
 
     with reported():
-        services = Pair(
+        pair = Pair(
             target=target,
             drafter=drafter,
             target_device=target_device or device,
@@ -229,8 +230,16 @@ def up(
             max_length=max_length,
             draft_support=draft_support,
             recipe=recipe,
-            inside=drafts_inside,
-        ).settings()
+            inside=bool(drafts_inside),
+        )
+        if drafts_inside is None and pair.shares_a_gpu:
+            pair = replace(pair, inside=True)
+            err.print(
+                "Both models are on one GPU: the target drafts in its own process, since the"
+                " processes would take turns on it. --no-drafts-inside starts a drafter.",
+                style="dim",
+            )
+        services = pair.settings()
         orchestrator: dict[str, Any] = {
             "LISTEN": listen,
             "HTTP_LISTEN": _http_listen(http, listen),
@@ -250,7 +259,7 @@ def up(
             if drain_seconds is not None:
                 settings["DRAIN_SECONDS"] = f"{drain_seconds:g}"
         echo = (lambda line: err.out(line, style="dim", highlight=False)) if verbose else None
-        _serve(Stack(StackSettings(services, log_dir, echo, inside=drafts_inside)))
+        _serve(Stack(StackSettings(services, log_dir, echo, inside=pair.inside)))
 
 
 def _http_listen(asked: str | None, listen: str) -> str | None:

@@ -81,9 +81,10 @@ def test_in_bfloat16_it_differs_by_rounding_alone() -> None:
     torch.manual_seed(2)
     pool, feeds = drawn(2, FEW)
     tiled, looped = both(feeds)
-    states = [part.nan_to_num(1.0).bfloat16() for part in fill(pool, tiled.segments)]
-    exact = attend(looped, *(part.float() for part in states))
-    errors = [(attend(one, *states).float() - exact).abs().mean() for one in (tiled, looped)]
+    query, keys, values = (part.nan_to_num(1.0).bfloat16() for part in fill(pool, tiled.segments))
+    exact = attend(looped, query.float(), keys.float(), values.float())
+    found = [attend(one, query, keys, values).float() for one in (tiled, looped)]
+    errors = [(one - exact).abs().mean() for one in found]
     assert 0 < errors[0] < 2 * errors[1]
 
 
@@ -106,12 +107,12 @@ def test_padded_tiles_take_batch_after_batch_in_the_same_memory() -> None:
         tiled, looped = both(feeds)
         tiles.refill(tiled.segments)
         assert [tiles.seen(window)[0].data_ptr() for window in (None, 5)] == pointers
-        query, *states = fill(pool, tiled.segments)
+        query, keys, values = fill(pool, tiled.segments)
         spare = torch.full((HEADS[0], room.rows - query.shape[1], HEADS[2]), torch.nan)
         tiled.tiles = tiles
         for window in (None, 5):
-            found = attend(tiled, torch.cat((query, spare), 1), *states, window=window)
-            expected = attend(looped, query, *states, window=window)
+            found = attend(tiled, torch.cat((query, spare), 1), keys, values, window=window)
+            expected = attend(looped, query, keys, values, window=window)
             assert (found[: len(expected)] - expected).abs().max() < 1e-5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,26 @@ def test_drafts_inside_are_a_setting_of_the_target() -> None:
     assert services["drafter"]["MODEL"] == embedded("drafter")
     named = Pair(inside=True, recipe="tree", drafter_device="cuda:1").settings()
     assert (named["target"]["DRAFTS"], named["target"]["DRAFT_DEVICE"]) == ("tree", "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "shares"),
+    [
+        ("cuda", "cuda", True),
+        ("cuda", "cuda:0", True),
+        ("cuda:1", "cuda:1", True),
+        ("cuda", "cuda:1", False),
+        ("cuda", None, False),
+        ("cpu", "cpu", False),
+        (None, None, False),
+    ],
+)
+def test_a_pair_knows_whether_it_shares_a_gpu(
+    target: str | None, drafter: str | None, shares: bool
+) -> None:
+    pair = Pair(target_device=target, drafter_device=drafter)
+    assert pair.shares_a_gpu == shares
+    assert not replace(pair, drafter="none").shares_a_gpu
 
 
 def test_otherwise_the_target_drafts_nothing() -> None:
