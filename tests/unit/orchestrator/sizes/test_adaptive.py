@@ -47,6 +47,20 @@ def test_a_profile_that_is_wrong_or_missing_is_corrected(profiled: float, texts:
         assert speed >= 0.9 * made.best(texts)
 
 
+@pytest.mark.parametrize("texts", [1, 16])
+def test_on_a_gpu_it_drafts_four_tokens_where_eight_lose(texts: int) -> None:
+    """An H100, a target of 8 B and a drafter of 0.5 B (ms): long drafts are slower than none."""
+    world = SimulatedServices(
+        draft_ms=2.1, verify_ms=7.6, row_ms=0.03, hop_ms=0.4, acceptance=0.66, max_gamma=16
+    )
+    assert world.speed(DraftSize(4), texts) > 1.05 * world.speed(PLAIN, texts)
+    assert world.speed(DraftSize(8), texts) < world.speed(PLAIN, texts)
+    world.run(100 * texts, texts, length=80)
+    before = len(world.chosen)
+    assert world.run(300 * texts, texts, length=80) >= NEARLY * world.best(texts)
+    assert 2 <= Counter(world.chosen[before:]).most_common(1)[0][0].gamma <= 4
+
+
 def test_it_drafts_less_the_more_a_row_costs() -> None:
     """At 32 texts a target that computes fill its rows drafts little, for one text more."""
     busy = SimulatedServices(row_ms=0.5)
