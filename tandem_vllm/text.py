@@ -16,7 +16,8 @@ from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Rule
 from tandem.rpc import messages
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import Draft
+from tandem.speculation.faults import faults
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING
 from tandem.speculation.tree import DraftSize

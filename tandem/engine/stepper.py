@@ -22,7 +22,6 @@ from tandem.engine.asks import (
     Take,
     ToHost,
     ToHostTogether,
-    Truncation,
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.job import Job
@@ -196,8 +195,10 @@ def _review(reviewing: Sequence[tuple[Job[Any], Review, int]], logits: Tensor) -
 def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:
     """Answer all that draw."""
     # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
-    for kind in dict.fromkeys(one.kind for one in drawing):
-        chosen = [one for one in drawing if one.kind == kind]
+    by_kind: dict[tuple[float, int, bool, bool], list[_Drawing]] = {}
+    for one in drawing:
+        by_kind.setdefault(one.kind, []).append(one)
+    for chosen in by_kind.values():
         drawn = draw([one.ask for one in chosen], logits, [one.row for one in chosen])
         for one, answer in zip(chosen, drawn, strict=True):
             one.answer = answer
@@ -225,11 +226,12 @@ class _Drawing:
     answer: list[DrawnToken] = field(default_factory=list)
 
     @property
-    def kind(self) -> tuple[Truncation, bool, bool]:
+    def kind(self) -> tuple[float, int, bool, bool]:
         """What draws have to have in common to be made together."""
-        ask = self.ask
+        ask, cut = self.ask, self.ask.truncation
         earlier = bool(ask.earlier)
-        return ask.truncation, earlier, ask.sampling.greedy and (earlier or max(ask.counts) > 1)
+        likeliest = ask.sampling.greedy and (earlier or max(ask.counts) > 1)
+        return cut.mass, cut.support, earlier, likeliest
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:

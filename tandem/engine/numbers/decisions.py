@@ -18,7 +18,8 @@ from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import DrawnToken
 from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import Draft
+from tandem.speculation.faults import faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
 from tandem.verification.kernels.chains import decide_all, decide_trees
