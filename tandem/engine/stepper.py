@@ -71,7 +71,9 @@ class Stepper:
         """Answer the jobs' asks, until each asks for another pass, or is over."""
         if self._passes_elsewhere() and torch.get_num_threads() > 1:
             torch.set_num_threads(1)  # of the calling thread
-        tokens = sum(job.chunk if job.opening else job.tokens for job in jobs)
+        tokens = 0
+        if any(job.traced is not None for job in jobs):
+            tokens = sum(job.chunk if job.opening else job.tokens for job in jobs)
         started = self._clock.stamp()
         passes = []
         for scorer, sharing in _by_scorer(jobs):
@@ -81,7 +83,7 @@ class Stepper:
         step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
         for sharing, feeds, output in passes:
             _hand_out(sharing, feeds, output)
-        while any(_answered(jobs, kind, answer) for kind, answer in _ANSWERS):
+        while _answered(jobs):
             pass
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
@@ -109,7 +111,7 @@ class _Step:
     Attributes:
         jobs: that took part.
         times: of each, when it began.
-        tokens: new ones that they fed.
+        tokens: new ones that they fed; 0 where no job is traced.
         stamps: its beginning, the end of its passes, its end.
     """
 
@@ -119,12 +121,17 @@ class _Step:
     stamps: list[Any]
 
 
-def _answered(jobs: _Jobs, kind: type[Any], answer: Callable[[Any], None]) -> bool:
-    """Answer the jobs that wait for an ask of a kind; whether there are any."""
-    asking = [(job, job.ask) for job in jobs if isinstance(job.ask, kind)]
-    if asking:
-        answer(asking)
-    return bool(asking)
+def _answered(jobs: _Jobs) -> bool:
+    """Answer the jobs that wait for an ask of the first kind that there is; whether there is one
+    that needs no pass."""
+    by_kind: dict[type[Any], list[Any]] = {}
+    for job in jobs:
+        by_kind.setdefault(type(job.ask), []).append((job, job.ask))
+    for kind, answer in _ANSWERS:
+        if kind in by_kind:
+            answer(by_kind[kind])
+            return True
+    return False
 
 
 def _by_scorer(jobs: _Jobs) -> Iterator[tuple[Scorer, _Jobs]]:

@@ -149,10 +149,12 @@ class Draft:
 
     def path_to(self, place: int) -> Sequence[int]:
         """The places on the way from the root to a place, without the root."""
-        return self.tree.path_to(place)
+        return range(1, place + 1) if self.parents is None else self.tree.path_to(place)
 
     def emitted(self, place: int, next_token: int) -> list[int]:
         """What is emitted where the last kept node is at a place: the way to it, then a token."""
+        if self.parents is None:
+            return [*self.token_ids[:place], next_token]
         return [*(self.token_ids[at - 1] for at in self.path_to(place)), next_token]
 
     def certain_tokens(self) -> list[int]:
@@ -203,7 +205,7 @@ class Draft:
         return self.tree.depth
 
     def check_shape(self, vocab_size: int) -> None:
-        """Check everything except the rows' contents, which `tandem.speculation.faults` checks for a batch.
+        """Check everything except the rows' contents, which `faults` checks for a batch.
 
         Raises:
             ValueError: something is wrong; the message begins with the field's name.
@@ -306,3 +308,6 @@ class Draft:
                     " reach"
                 )
         return ""
+
+
+NO_DRAFT = Draft.certain(())  # of plain decoding

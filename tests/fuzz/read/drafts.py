@@ -12,7 +12,8 @@ from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import Draft
+from tandem.speculation.faults import faults
 from tandem.speculation.randomness import VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
