@@ -124,5 +124,6 @@ def entries_of(
     """
     sizes, most = np.empty(len(rows), np.int64), len(rows) * ids.shape[1] + 1
     sent, sent_weights = np.empty(most, np.uint32), np.empty(most, np.uint16)
+    ids, weights = np.ascontiguousarray(ids), np.ascontiguousarray(weights)
     end = _pack(ids, weights, rows, sizes, sent, sent_weights)
     return sizes, sent[:end].copy(), sent_weights[:end].copy()

@@ -20,10 +20,10 @@ from tandem.inference.feed import DrawnToken
 from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import NO_DRAFT, Draft
-from tandem.speculation.faults import faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
 from tandem.verification.kernels.chains import decide_all, decide_trees
+from tandem.verification.kernels.faults import faults
 
 # Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
 # rows are. Then come the overlaps, then the rule's state.

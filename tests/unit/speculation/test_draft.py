@@ -18,9 +18,9 @@ from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
-from tandem.speculation.faults import faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
+from tandem.verification.kernels.faults import faults
 
 
 def draft_of(token_ids: list[int], rows: list[dict[int, int]]) -> Draft:

@@ -12,8 +12,8 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft
-from tandem.speculation.faults import faults
 from tandem.speculation.tree import DraftShape
+from tandem.verification.kernels.faults import faults
 
 
 def made(
