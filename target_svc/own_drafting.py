@@ -44,8 +44,8 @@ class OwnDrafting:
             told: what its feedback is: of what others want, states that are the same are kept.
         """
         self.news += decision.emitted
-        # Of rounds before this one.
-        self.untold[-1:] = [last.lasting for last in self.untold[-1:] if last.lasting.tells]
+        if self.untold:  # of rounds before this one
+            self.untold[-1:] = [last.lasting for last in self.untold[-1:] if last.lasting.tells]
         own, feedback = self.wanted, decision.feedback
         if own is None or told is None or feedback is None:
             return

@@ -20,7 +20,7 @@ from tandem.engine.scorer import Scorer
 from tandem.inference.feed import DrawnToken, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
-from tandem.speculation.draft import Draft
+from tandem.speculation.draft import NO_DRAFT, Draft
 from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.probes import NO_PROBES
 from tandem.speculation.randomness import VerdictNumbers
@@ -124,10 +124,9 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
         rest = prompt[cache.adopt(prompt) :]
     scored = yield Take(scorer, Feed(cache, rest, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
-    none = Draft.certain(())
     shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
     told = wanted if states else None
-    decision = yield from _decide(sequence, round_, none, scored, told, shaped)
+    decision = yield from _decide(sequence, round_, NO_DRAFT, scored, told, shaped)
     if sequence.own is not None:
         sequence.own.note(decision, told)
     return decision

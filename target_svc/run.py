@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tandem.engine.answers import Decision
 from tandem.engine.asks import Report, Steps
 from tandem.engine.scorer import Scorer
-from tandem.speculation.draft import Draft
+from tandem.speculation.draft import NO_DRAFT
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from target_svc.drafts import OwnDrafts
@@ -41,8 +42,7 @@ class Credit:
         return self.round, self._granted.popleft()
 
 
-@dataclass(frozen=True, slots=True)
-class RunRound:
+class RunRound(NamedTuple):
     """A round of a run.
 
     Attributes:
@@ -78,14 +78,15 @@ def run(
     request, ended = sequence.request, False
     while credit.left and not ended:
         round_, granted = credit.take()
-        size = replace(granted, gamma=_fitting(sequence, granted.gamma))
+        gamma = _fitting(sequence, granted.gamma)
+        size = granted if gamma == granted.gamma else replace(granted, gamma=gamma)
         draft_times = None
         if size.gamma:
             assert drafts is not None  # or no such round is granted
             decision, draft_times = yield from drafts.round(scorer, sequence, round_, size)
         else:
             wanted = None if sequence.own is None else sequence.own.wanted_now
-            decision = yield from verify(scorer, sequence, round_, Draft.certain(()), wanted)
+            decision = yield from verify(scorer, sequence, round_, NO_DRAFT, wanted)
         ended = sequence.length >= request.end or decision.dead_end
         ended = ended or not request.end_token_ids.isdisjoint(decision.emitted)
         last = ended or not credit.left

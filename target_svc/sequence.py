@@ -207,11 +207,11 @@ class VerifiedSequence(
         steps = rounds.verify(self._scorer, sequence, request.round, draft, wanted)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._ended = decision.dead_end
-        verdict = self._verdict(request.round, sequence.length, decision, times)
+        answer = self._verdict(request.round, sequence.length, decision, times)
         if (told := decision.feedback) is not None and wanted is not None:
-            verdict.feedback.CopyFrom(feedback_to(told, weighted=wanted.top > 1))
+            answer.verdict.feedback.CopyFrom(feedback_to(told, weighted=wanted.top > 1))
         return StepReply(
-            target_pb2.SequenceResponse(verdict=verdict),
+            answer,
             "verify",
             times,
             {
@@ -228,22 +228,26 @@ class VerifiedSequence(
 
     def _verdict(
         self, round_: int, length: int, decision: Decision, times: StageTimes
-    ) -> target_pb2.Verdict:
+    ) -> target_pb2.SequenceResponse:
         """A round's answer; the sequence is behind it."""
-        self._progress = Progress(length, round_)
-        return target_pb2.Verdict(
-            round=round_,
-            position=length,
-            num_accepted=decision.num_accepted,
-            next_token_id=0 if decision.dead_end else decision.next_token,
-            dead_end=decision.dead_end,
-            log_probs=messages.log_probs_to(decision.log_probs),
-            overlaps=decision.overlaps,
-            carry=carry_to(decision.levels),
-            times=messages.times_to(times),
-            place=decision.place,
-            open_sequences=self._engine.admission.open_sequences,
-        )
+        self._progress.length, self._progress.last_round = length, round_
+        # Written in place: each message that is made apart is copied into the one around it.
+        answer = target_pb2.SequenceResponse()
+        verdict = answer.verdict
+        verdict.round, verdict.position = round_, length
+        verdict.place, verdict.num_accepted = decision.place, decision.num_accepted
+        if decision.dead_end:
+            verdict.dead_end = True
+        else:
+            verdict.next_token_id = decision.next_token
+        verdict.overlaps.extend(decision.overlaps)
+        verdict.open_sequences = self._engine.admission.open_sequences
+        messages.write_times(verdict.times, times)
+        if (carry := carry_to(decision.levels)) is not None:
+            verdict.carry.CopyFrom(carry)
+        if (log_probs := messages.log_probs_to(decision.log_probs)) is not None:
+            verdict.log_probs.CopyFrom(log_probs)
+        return answer
 
     async def _run(self, request: target_pb2.RunStep, traced: SpanIds | None) -> None:
         """Rounds by the engine alone, as long as some are granted."""
@@ -340,13 +344,15 @@ class VerifiedSequence(
     def _say_round(self, done: RunRound, times: StageTimes) -> None:
         """Answer with a round of a run."""
         self._ended |= done.ended
-        verdict = self._verdict(done.round, done.length, done.decision, times)
+        answer = self._verdict(done.round, done.length, done.decision, times)
+        verdict = answer.verdict
         verdict.last = done.last
         if done.draft_times is not None:
-            verdict.drafted.token_ids.extend(done.decision.draft.token_ids)
-            verdict.drafted.parents.extend(done.decision.draft.parents or ())
-            verdict.draft_times.CopyFrom(messages.times_to(done.draft_times))
-        self.say(target_pb2.SequenceResponse(verdict=verdict))
+            drafted, draft = verdict.drafted, done.decision.draft
+            drafted.token_ids.extend(draft.token_ids)
+            drafted.parents.extend(draft.parents or ())
+            messages.write_times(verdict.draft_times, done.draft_times)
+        self.say(answer)
 
     def _check_goes_on(self) -> None:
         if self._ended:

@@ -87,13 +87,14 @@ class Emission:
         siblings: list[tuple[int, int]] = []
         last = Origin.BONUS
         if drafted is not None:
-            gamma, nodes = drafted.gamma, len(drafted.token_ids)
-            siblings = drafted.tree.ranks_to(decided.place)
-            seen = drafted.tree.first_children(decided.place)
+            tree = drafted.tree
+            gamma, nodes = tree.depth, len(drafted.token_ids)
+            siblings = tree.ranks_to(decided.place)
+            seen = tree.first_children(decided.place)
             # Behind the first correction the drafted context was not emitted.
             overlaps = [decided.overlaps[child - 1] for child in seen]
             self._counts.draft_bytes += drafted.payload_bytes
-            last = Origin.BONUS if drafted.tree.is_leaf(decided.place) else Origin.CORRECTION
+            last = Origin.BONUS if tree.is_leaf(decided.place) else Origin.CORRECTION
         self._counts.add_round(gamma, nodes, [rank for rank, _ in siblings], overlaps)
         tokens: list[EmittedToken] = []
         for place, token in enumerate(emitted):

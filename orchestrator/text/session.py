@@ -63,6 +63,7 @@ class Session:
         self._emission = emission
         self._record = record
         self._own_size = own_size
+        self._sized: tuple[DraftSize | None, DraftSize] = None, DraftSize(0)  # asked for, own
         self._by_target = by_target
         self._spans = record.spans
         self._spell = spell if self._spans.context is not None else None
@@ -113,7 +114,10 @@ class Session:
                 return await self._target.decide(drafted)
         if self._by_target and self._own_size is not None:
             sizes = self._generation.sizes  # the target itself drafts less at the text's end
-            size = self._own_size(sizes[0] if len(sizes) == 1 else size)
+            size = sizes[0] if len(sizes) == 1 else size
+            if size is not self._sized[0]:
+                self._sized = size, self._own_size(size)
+            size = self._sized[1]
         return await self._target.go_on(rounds, size)
 
     def _emit(

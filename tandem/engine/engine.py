@@ -76,7 +76,7 @@ class Engine:
         self._jobs: list[Job[Any]] = []  # the engine thread's, as are the next two
         self._gathering: Gathering[AdmittedSequence] = Gathering()
         self._step_seconds = 0.0
-        self._saved = limits.chunk_alone
+        self._saved = self._most_saved = limits.chunk_alone
         self._arrivals: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[AdmittedSequence] = queue.SimpleQueue()
         # Why no job is taken any more; empty while the engine runs.
@@ -202,7 +202,8 @@ class Engine:
             self._jobs = _going_on(self._jobs)
             opened = self.admission.open_sequences
             if batch := select(self._jobs, opened, self._limits, self._saved):
-                self._saved = saved_behind(batch, self._saved, self._limits)
+                if self._saved < self._most_saved or any(job.opening for job in batch):
+                    self._saved = saved_behind(batch, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
                 self._jobs = _going_on(self._jobs)
 

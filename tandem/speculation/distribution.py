@@ -30,22 +30,24 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
-    if all(sampling.greedy for sampling in samplings):
+    distinct = {id(sampling): sampling for sampling in samplings}.values()  # of rows of a text one
+    if all(sampling.greedy for sampling in distinct):
         return _one_hot(logits)
     scores = logits
-    if any(s.temperature != 1 for s in samplings):
+    if any(s.temperature != 1 for s in distinct):
         temperatures = [min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]
         # (l - max l) / T; if T is 1, softmax itself subtracts the maximum.
         scores = (logits - logits.amax(-1, keepdim=True)) / _column(temperatures, logits)
-    if any(0 < s.top_k < scores.shape[-1] for s in samplings):
+    vocab_size = scores.shape[-1]
+    if any(0 < s.top_k < vocab_size for s in distinct):
         scores = _keep_top_k(scores, samplings)
-    if any(s.top_p < 1 for s in samplings):
+    if any(s.top_p < 1 for s in distinct):
         probs = _nucleus(scores, _column([s.top_p for s in samplings], scores))
     else:
         probs = scores.softmax(-1)
-    if any(s.min_p > 0 for s in samplings):
+    if any(s.min_p > 0 for s in distinct):
         probs = _keep_min_p(probs, _column([s.min_p for s in samplings], probs))
-    if any(s.greedy for s in samplings):
+    if any(s.greedy for s in distinct):
         greedy = _sent(torch.tensor([[s.greedy] for s in samplings]), probs)
         probs = torch.where(greedy, _one_hot(logits), probs)
     return probs

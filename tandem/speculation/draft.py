@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
@@ -79,13 +78,24 @@ class Draft:
             The drafts; None for a draft whose first row has no weight.
         """
         sent = weights > 0
-        sizes = sent.sum(-1)
+        sent_ids, sent_weights = ids[sent].astype(np.uint32), weights[sent].astype(np.uint16)
+        return cls.of_rows(token_ids, sent.sum(-1), sent_ids, sent_weights, lengths)
+
+    @classmethod
+    def of_rows(
+        cls,
+        token_ids: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.uint32],
+        weights: npt.NDArray[np.uint16],
+        lengths: Sequence[int],
+    ) -> list[Draft | None]:
+        """The same from rows of so many entries each, without padding."""
         broken = np.flatnonzero(sizes == 0).tolist()
         certain = sizes == 1
         if certain.any():
-            sent[certain] = False
-            sizes[certain] = 0
-        sent_ids, sent_weights = ids[sent].astype(np.uint32), weights[sent].astype(np.uint16)
+            kept = np.repeat(~certain, sizes)
+            ids, weights, sizes = ids[kept], weights[kept], np.where(certain, 0, sizes)
         ends = [0, *sizes.cumsum().tolist()]
         tokens, counts = token_ids.tolist(), sizes.tolist()
         drafts: list[Draft | None] = []
@@ -100,7 +110,7 @@ class Draft:
                 drafts.append(None)
                 continue
             entries = slice(ends[rows.start], ends[rows.stop])
-            drafts.append(cls(tokens[rows], counts[rows], sent_ids[entries], sent_weights[entries]))
+            drafts.append(cls(tokens[rows], counts[rows], ids[entries], weights[entries]))
         return drafts
 
     def __len__(self) -> int:
@@ -139,10 +149,12 @@ class Draft:
 
     def path_to(self, place: int) -> Sequence[int]:
         """The places on the way from the root to a place, without the root."""
-        return self.tree.path_to(place)
+        return range(1, place + 1) if self.parents is None else self.tree.path_to(place)
 
     def emitted(self, place: int, next_token: int) -> list[int]:
         """What is emitted where the last kept node is at a place: the way to it, then a token."""
+        if self.parents is None:
+            return [*self.token_ids[:place], next_token]
         return [*(self.token_ids[at - 1] for at in self.path_to(place)), next_token]
 
     def certain_tokens(self) -> list[int]:
@@ -215,7 +227,7 @@ class Draft:
         if fault := self.fault_of_nodes():
             raise ValueError(fault)
 
-    def _fault(self, vocab_size: int) -> str:
+    def fault_of_rows(self, vocab_size: int) -> str:
         """What is wrong in the rows, beginning with the field's name; empty if nothing."""
         if not len(self.ids):
             return ""
@@ -298,55 +310,4 @@ class Draft:
         return ""
 
 
-def faults(drafts: Sequence[Draft], vocab_size: int) -> dict[int, str]:
-    """What is wrong in the rows of drafts of sound shape, by index of the draft; mostly empty."""
-    found = {
-        b: drafts[b]._fault(vocab_size) for b in _unsound(drafts, range(len(drafts)), vocab_size)
-    }
-    return {b: fault for b, fault in found.items() if fault}
-
-
-def _unsound(drafts: Sequence[Draft], places: range, vocab_size: int) -> list[int]:
-    """Indices of faulty drafts. All are checked together; if that fails, each half is. With one bad
-    draft in a batch, this costs a fraction of checking each draft separately."""
-    looked_at = drafts[places.start : places.stop]
-    ids = np.concatenate([draft.ids for draft in looked_at])
-    if not len(ids) or _sound(looked_at, ids, vocab_size):
-        return []
-    if len(places) == 1:
-        return list(places)
-    half = len(places) // 2
-    return [
-        *_unsound(drafts, places[:half], vocab_size),
-        *_unsound(drafts, places[half:], vocab_size),
-    ]
-
-
-def _sound(drafts: Sequence[Draft], ids: npt.NDArray[np.uint32], vocab_size: int) -> bool:
-    if int(ids.max()) >= vocab_size or not all(draft.weights.all() for draft in drafts):
-        return False
-    sizes = np.fromiter(chain.from_iterable(draft.sizes for draft in drafts), np.int64)
-    token_ids = np.fromiter(chain.from_iterable(draft.token_ids for draft in drafts), np.uint32)
-    row_of = np.arange(len(sizes))
-    if not all(draft.is_chain for draft in drafts):
-        firsts = accumulate((len(draft.sizes) for draft in drafts), initial=0)
-        row_of = np.fromiter(
-            (
-                first + row
-                for draft, first in zip(drafts, firsts, strict=False)
-                for row in draft.rows_of_nodes()
-            ),
-            np.int64,
-        )
-    drawn = sizes[row_of] > 0
-    # 32-bit keys sort twice as fast.
-    kind = np.uint32 if len(sizes) * vocab_size < 2**32 else np.uint64
-    bases = (np.arange(len(sizes), dtype=np.uint64) * vocab_size).astype(kind)
-    keys = np.repeat(bases, sizes)
-    keys += ids
-    keys.sort()
-    if bool((keys[1:] == keys[:-1]).any()):
-        return False
-    wanted = bases[row_of[drawn]] + token_ids[drawn].astype(kind)
-    places = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-    return bool((keys[places] == wanted).all())
+NO_DRAFT = Draft.certain(())  # of plain decoding

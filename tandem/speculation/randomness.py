@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,9 +133,10 @@ class VerdictNumbers(NamedTuple):
         )
 
 
-# Rounds computed ahead: enough to make a call's cost per round small, and few enough to waste
-# little when a text ends.
-_ROUNDS_AHEAD = 16
+# Numbers computed ahead, and the rounds that they are for: enough to make a call's cost per round
+# small, and few enough to waste little when a text ends.
+_AHEAD = 1024
+_LEAST_ROUNDS, _MOST_ROUNDS = 16, 64
 
 
 def foresee(wanted: Sequence[tuple[RandomNumbers, int, int]]) -> None:
@@ -143,22 +145,22 @@ def foresee(wanted: Sequence[tuple[RandomNumbers, int, int]]) -> None:
     Args:
         wanted: for each request, its `RandomNumbers`, the first round, and the numbers per round.
     """
-    counters, keys, shapes = [], [], []
-    for foreseen, round_, count in wanted:
-        rows, rounds = np.meshgrid(
-            np.arange(foreseen.used + count, dtype=np.uint64),
-            # Round numbers wrap around to 0 after 64 bits, which no text ever reaches.
-            np.arange(_ROUNDS_AHEAD, dtype=np.uint64) + np.uint64(round_),
-        )
-        purpose = np.full_like(rows, foreseen._purpose)
-        counter = np.stack((rows, rounds & _MASK, rounds >> _SHIFT, purpose)).reshape(4, -1)
-        counters.append(counter)
-        keys.append(np.repeat(np.array(foreseen._key, np.uint64)[:, None], counter.shape[1], 1))
-        shapes.append(rows.shape)
-    words = philox4x32(np.concatenate(counters, 1), np.concatenate(keys, 1))
-    start = 0
-    for (foreseen, round_, _), shape in zip(wanted, shapes, strict=True):
-        end = start + shape[0] * shape[1]
+    shapes = []
+    for foreseen, _, count in wanted:
+        rows = foreseen.used + count
+        rounds = min(max(_AHEAD // max(rows, 1), _LEAST_ROUNDS), _MOST_ROUNDS)
+        shapes.append((rounds, rows))
+    ends = [0, *accumulate(rounds * rows for rounds, rows in shapes)]
+    counters, keys = np.empty((4, ends[-1]), np.uint64), np.empty((2, ends[-1]), np.uint64)
+    places = [slice(start, end) for start, end in pairwise(ends)]
+    for (foreseen, round_, _), (rounds, rows), place in zip(wanted, shapes, places, strict=True):
+        row, low, high, purpose = counters[:, place].reshape(4, rounds, rows)
+        # Round numbers wrap around to 0 after 64 bits, which no text ever reaches.
+        numbers = (np.arange(rounds, dtype=np.uint64) + np.uint64(round_))[:, None]
+        row[:], low[:], high[:] = np.arange(rows), numbers & _MASK, numbers >> _SHIFT
+        purpose[:] = foreseen._purpose
+        keys[0, place], keys[1, place] = foreseen._key
+    words = philox4x32(counters, keys)
+    for (foreseen, round_, _), shape, place in zip(wanted, shapes, places, strict=True):
         foreseen._first = round_
-        foreseen._numbers = foreseen._form(words[:, start:end].reshape(4, *shape))
-        start = end
+        foreseen._numbers = foreseen._form(words[:, place].reshape(4, *shape))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import float32, int64, void
+from numba import float32, int64, uint16, uint32, void
 
 from tandem.speculation.categorical import MAX_WEIGHT, likeliest_keys
 from tandem.speculation.kernel import kernel, readonly
@@ -88,3 +88,42 @@ def sample(
     ids, weights = np.empty(keys.shape, np.int64), np.empty(keys.shape, np.int64)
     _sample(keys, probs, np.float32(mass), digits, tokens, ids, weights)
     return tokens, ids, weights
+
+
+@kernel(
+    int64(
+        readonly(int64, 2),
+        readonly(int64, 2),
+        readonly(int64),
+        int64[::1],
+        uint32[::1],
+        uint16[::1],
+    )
+)
+def _pack(ids: Any, weights: Any, rows: Any, sizes: Any, sent: Any, sent_weights: Any) -> Any:
+    end = 0
+    for place in range(len(rows)):
+        row, first = rows[place], end
+        for k in range(ids.shape[1]):
+            sent[end] = ids[row, k]
+            sent_weights[end] = weights[row, k]
+            end += weights[row, k] > 0
+        sizes[place] = end - first
+    return end
+
+
+def entries_of(
+    ids: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
+    """What is sent of some rows: how many entries each has, then the ids and weights of them all.
+
+    Args:
+        ids: [R, K].
+        weights: [R, K], 0 for padding.
+        rows: which are sent, in order.
+    """
+    sizes, most = np.empty(len(rows), np.int64), len(rows) * ids.shape[1] + 1
+    sent, sent_weights = np.empty(most, np.uint32), np.empty(most, np.uint16)
+    ids, weights = np.ascontiguousarray(ids), np.ascontiguousarray(weights)
+    end = _pack(ids, weights, rows, sizes, sent, sent_weights)
+    return sizes, sent[:end].copy(), sent_weights[:end].copy()

@@ -37,6 +37,7 @@ STEP_STAGES = {
 }
 # The stages whose times a reply contains.
 ENGINE_STAGES = (QUEUE, GATHER, FORWARD, NUMBERS)
+_FIELDS = {stage: f"{stage}_ns" for stage in ENGINE_STAGES}
 # Names of the stage `numbers` by step.
 _NUMBERS = {"draft": "draw", "verify": "accept", "prefill": "accept"}
 
@@ -90,7 +91,7 @@ class StageTimes:
 
     def of(self, stage: str) -> int:
         """Nanoseconds of one of `ENGINE_STAGES`."""
-        nanoseconds: int = getattr(self, f"{stage}_ns")
+        nanoseconds: int = getattr(self, _FIELDS[stage])
         return nanoseconds
 
     @property

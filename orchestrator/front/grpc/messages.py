@@ -60,23 +60,28 @@ def request_from(message: pb.Generation) -> Request:
 
 def round_to(round_: Round) -> pb.Round:
     """One round's message."""
-    tokens = [
-        pb.Token(
-            id=token.id,
-            origin=_ORIGINS[token.origin],
-            text=token.text,
-            siblings=token.siblings,
-            log_prob=None if token.log_prob is None else _log_prob_to(token.id, token.log_prob),
-        )
-        for token in round_.tokens
-    ]
-    message = pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
+    message = pb.Round()
+    write_round(message, round_)
+    return message
+
+
+def write_round(message: pb.Round, round_: Round) -> None:
+    """Fill one round in, into an empty message: one that is made apart is copied."""
+    message.round, message.gamma, message.nodes = round_.number, round_.gamma, round_.nodes
+    for token in round_.tokens:
+        told = message.tokens.add()
+        told.id, told.origin = token.id, _ORIGINS[token.origin]
+        if token.text:
+            told.text = token.text
+        if token.siblings:
+            told.siblings = token.siblings
+        if token.log_prob is not None:
+            told.log_prob.CopyFrom(_log_prob_to(token.id, token.log_prob))
     if round_.prompt_log_probs:
         message.prompt_log_probs.extend(_log_prob_to(*each) for each in round_.prompt_log_probs)
     if round_.expected is not None:
         message.expected_tokens = round_.expected.tokens
         message.expected_wall_ns = int(round_.expected.wall_ns)
-    return message
 
 
 def _log_prob_to(token_id: int, log_prob: TokenLogProb | None) -> pb.TokenLogProb:

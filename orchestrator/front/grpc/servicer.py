@@ -55,10 +55,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         ):
             try:
                 async for event in events:
+                    reply = pb.GenerateResponse()
                     if isinstance(event, Summary):
-                        reply = pb.GenerateResponse(summary=messages.summary_to(event))
+                        reply.summary.CopyFrom(messages.summary_to(event))
                     else:
-                        reply = pb.GenerateResponse(round=messages.round_to(event))
+                        messages.write_round(reply.round, event)
                     try:
                         await client.take(context.write(reply))
                     except IdleTimeout as late:

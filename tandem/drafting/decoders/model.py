@@ -76,7 +76,9 @@ class ModelDrafter(Drafter):
                 confident=self._stop.early,
             )
             chain.append(drawn)
-            if node + 1 == gamma or not (yield from self._go_on_behind(sequence, [drawn]))[0]:
+            if node + 1 == gamma:
+                break
+            if sequence.threshold and not (yield from self._go_on_behind(sequence, [drawn]))[0]:
                 break
             if shaped is not None:
                 path = [*path, *(yield ReadTokens([drawn]))]

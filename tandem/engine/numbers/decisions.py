@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -18,22 +19,22 @@ from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import DrawnToken
 from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import NO_DRAFT, Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
 from tandem.verification.kernels.chains import decide_all, decide_trees
+from tandem.verification.kernels.faults import faults
 
 # Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
 # rows are. Then come the overlaps, then the rule's state.
 _HEAD = 3
-_NO_DRAFT = Draft.certain(())
 
 
 def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     """A verdict for each ask, or what is wrong with its draft."""
     answers: list[DeviceVerdict | InvalidRequest | None] = [None] * len(asks)
     # Chains on the device were drawn here: only drafts that came to the host can be wrong.
-    drafts = [ask.draft if isinstance(ask.draft, Draft) else _NO_DRAFT for ask in asks]
+    drafts = [ask.draft if isinstance(ask.draft, Draft) else NO_DRAFT for ask in asks]
     wrong = faults(drafts, asks[0].scored.logits.shape[1])
     for place, sentence in wrong.items():
         answers[place] = InvalidRequest(sentence)
@@ -272,7 +273,7 @@ def _decision(
     if draft is None:
         return not_finite("drafter")
     place, token, check = row[:_HEAD]
-    if not np.isfinite(check):
+    if not math.isfinite(check):
         return not_finite("target")
     verdicts = decided.verdicts
     return Decision(

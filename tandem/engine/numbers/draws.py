@@ -19,7 +19,7 @@ from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import foresee
-from tandem.speculation.sampler import sample
+from tandem.speculation.sampler import entries_of, sample
 
 
 def copy_to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
@@ -84,12 +84,14 @@ def _confidence(each: Sequence[Draw], logits: Tensor, drawn: Draws) -> Tensor:
 
 def _shaped(asks: Sequence[Draw], logits: Tensor) -> Tensor:
     """Logits [R, V] as the requests of their groups shape them."""
+    if all(ask.shaped is None for ask in asks):
+        return logits
     shaped, first = [], 0
     for ask in asks:
         if ask.shaped is not None:
             shaped.append((first, ask.shaped))
         first += len(ask.counts)
-    return shape(logits, shaped) if shaped else logits
+    return shape(logits, shaped)
 
 
 def _rows_of(asks: Sequence[Draw]) -> Iterator[list[tuple[int, int]]]:
@@ -196,6 +198,8 @@ def _digits(asks: Sequence[Draw], siblings: int) -> np.ndarray:
 def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
     """Logits [B, V] without the ids that a request's target does not have."""
     vocab_size = logits.shape[1]
+    if min(ask.vocab_size for ask in asks) >= vocab_size:
+        return logits
     sizes = [min(ask.vocab_size, vocab_size) for ask in asks]
     if max(sizes) < vocab_size:
         logits = logits[:, : max(sizes)]
@@ -281,11 +285,10 @@ def chains_of(
         return []
     rows = [row for own in rows_of(chains, drawn) for row in own]
     columns = [arrays[0].reshape(-1, drawn[key].siblings)[:, 0] for key, arrays in there.items()]
-    tokens = np.concatenate(columns)
+    tokens = np.concatenate(columns)[rows]
     ids, weights = (_joined([arrays[part] for arrays in there.values()]) for part in (1, 2))
-    if rows != list(range(len(tokens))):
-        tokens, ids, weights = tokens[rows], ids[rows], weights[rows]
-    return list(Draft.batch(tokens, ids, weights, [len(chain) for chain in chains]))
+    sent = entries_of(ids, weights, np.array(rows, np.int64))
+    return Draft.of_rows(tokens, *sent, [len(chain) for chain in chains])
 
 
 def _joined(arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

@@ -244,18 +244,18 @@ class VerifyCall:
         nodes, place = len(drafted.token_ids) if drafted else 0, verdict.place
         expect("verdict.round", verdict.round, round_, round_)
         expect("verdict.place", place, 0, nodes)
-        accepted = len(drafted.path_to(place)) if drafted else 0
+        accepted = len(drafted.tree.path_to(place)) if drafted else 0
         expect("verdict.num_accepted", verdict.num_accepted, accepted, accepted)
-        end = position + accepted + (not verdict.dead_end)
+        next_token, dead_end = verdict.next_token_id, verdict.dead_end
+        end = position + accepted + (not dead_end)
         expect("verdict.position", verdict.position, end, end)
-        expect("verdict.next_token_id", verdict.next_token_id, 0, self._vocab_size - 1)
-        expect("len(verdict.overlaps)", len(verdict.overlaps), nodes, nodes)
+        expect("verdict.next_token_id", next_token, 0, self._vocab_size - 1)
         overlaps = list(verdict.overlaps)
+        expect("len(verdict.overlaps)", len(overlaps), nodes, nodes)
         if not all(0 <= overlap <= _MOST_OVERLAP for overlap in overlaps):
             raise self._call.broken("verdict.overlaps must be 0..1 each")
         times = times_of(self._call, verdict)
         carry, feedback = _carry_of(verdict), self._feedback_of(verdict)
-        next_token, dead_end = verdict.next_token_id, verdict.dead_end
         log_probs: Sequence[TokenLogProb] = ()
         if self._log_probs is not None:
             log_probs = self._log_probs_of(verdict.log_probs, end - position)

@@ -82,7 +82,7 @@ class RoundForecast:
         return self.tokens / self.wall_ns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # each round has one, and a frozen one takes thrice as long to make
 class SizeChoice:
     """A policy's word on a round.
 
@@ -100,7 +100,7 @@ class SizeChoice:
     ahead: AheadWay = AheadWay.NOTHING
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `SizeChoice`
 class DraftReply:
     """A drafter's answer.
 
@@ -133,10 +133,12 @@ class DraftReply:
     @property
     def gamma(self) -> int:
         """Tokens of the longest path."""
-        return self.tree.depth
+        return len(self.token_ids) if self.parents is None else self.tree.depth
 
     def path_to(self, place: int) -> list[int]:
         """The tokens on the way to a place."""
+        if self.parents is None:
+            return list(self.token_ids[:place])
         return [self.token_ids[at - 1] for at in self.tree.path_to(place)]
 
     def kept_first(self, place: int) -> list[int]:
@@ -146,7 +148,7 @@ class DraftReply:
         return [self.token_ids[at - 1] for at in (*on_path, *others)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `SizeChoice`
 class VerdictReply:
     """A target's answer.
 

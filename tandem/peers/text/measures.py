@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 
 from tandem.telemetry.stages import ENGINE_STAGES, GATHER, QUEUE, StageClock, StageTimes, busy_of
 
+# Built once: each round of each text is booked by them.
+_BUSY_OF = {
+    step: [(busy_of(step, stage), stage) for stage in ENGINE_STAGES] for step in ("draft", "verify")
+}
+
 
 @dataclass(slots=True)
 class TextCounts:
@@ -136,8 +141,8 @@ class TextTimes(StageClock):
         return dict(self._spent)
 
     def _add_step(self, step: str, times: StageTimes) -> None:
-        for stage in ENGINE_STAGES:
-            self._add(busy_of(step, stage), times.of(stage))
+        for name, stage in _BUSY_OF[step]:
+            self._add(name, times.of(stage))
 
     def _add(self, name: str, nanoseconds: int) -> None:
         self.busy_ns[name] = self.busy_ns.get(name, 0) + nanoseconds

@@ -156,7 +156,7 @@ class Origin(Enum):
     BONUS = "bonus"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `SizeChoice`
 class EmittedToken:
     """A token.
 
@@ -178,7 +178,7 @@ class EmittedToken:
     begin: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: see `SizeChoice`
 class Round:
     """The tokens of one round.
 

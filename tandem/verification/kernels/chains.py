@@ -20,6 +20,7 @@ from tandem.speculation.kernel import kernel, readonly
 # As in `ratios.py`.
 _MAX_RATIO = np.float32(1e18)
 _ONE, _NOTHING = np.float32(1), np.float32(0)
+_NO_TOKENS = np.empty(0, np.int64)
 
 # decide(p, tokens, sizes, ids, weights, uniforms, row, state, out):
 #   p [G+1, V] float32; the draft: tokens, sizes [G] int64, ids [N] uint32, weights [N] uint16;
@@ -242,6 +243,7 @@ def decide_all(
     """
     longest = uniforms.shape[1]
     numbers = np.hstack((np.zeros((len(states), longest + 2)), states))
+    decided, carried = np.hsplit(numbers, (longest + 2,))
     row = np.zeros(p.shape[1], np.float32)
     for b, (draft, start) in enumerate(zip(drafts, starts, strict=True)):
         length = len(draft)
@@ -250,14 +252,14 @@ def decide_all(
             own = np.append(own[:length], own[-1])
         decide(
             p[start : start + length + 1],
-            np.array(draft.token_ids, np.int64),
-            np.array(draft.sizes, np.int64),
+            np.array(draft.token_ids, np.int64) if length else _NO_TOKENS,
+            np.array(draft.sizes, np.int64) if length else _NO_TOKENS,
             draft.ids,
             draft.weights,
             own,
             row,
-            numbers[b, longest + 2 :],
-            numbers[b, : longest + 2],
+            carried[b],
+            decided[b],
         )
     return numbers
 

@@ -12,10 +12,11 @@ from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
+from tandem.verification.kernels.faults import faults
 from tests.fuzz.read.contract import breaks
 from tests.fuzz.read.surface import MessageSurface, Violation
 from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES, PROBE_TOKENS

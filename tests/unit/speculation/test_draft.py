@@ -17,9 +17,10 @@ from tandem.inference.feed import DrawnToken, Draws
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
+from tandem.verification.kernels.faults import faults
 
 
 def draft_of(token_ids: list[int], rows: list[dict[int, int]]) -> Draft:
@@ -238,13 +239,13 @@ def test_a_bad_draft_has_none_but_itself_looked_through(monkeypatch: pytest.Monk
     good = draft_of([1], [{1: 9, 2: 65535}])
     bad = Draft([1], [2], np.array([1, 2], np.uint32), np.array([9, 0], np.uint16))
     looked_through: list[Draft] = []
-    fault = Draft._fault
+    fault = Draft.fault_of_rows
 
     def counted(draft: Draft, vocab_size: int) -> str:
         looked_through.append(draft)
         return fault(draft, vocab_size)
 
-    monkeypatch.setattr(Draft, "_fault", counted)
+    monkeypatch.setattr(Draft, "fault_of_rows", counted)
     batch = [good, bad, good, Draft.certain([1]), good, bad, good]
     assert set(faults(batch, 5)) == {1, 5}
     assert len(looked_through) == 2

@@ -11,8 +11,9 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import draft_from, draft_to
-from tandem.speculation.draft import Draft, faults
+from tandem.speculation.draft import Draft
 from tandem.speculation.tree import DraftShape
+from tandem.verification.kernels.faults import faults
 
 
 def made(
