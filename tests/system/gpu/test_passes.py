@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -100,6 +101,38 @@ def test_replayed_passes_give_the_logits_of_plain_ones(row: Architecture) -> Non
     with reserved(decoders[0], 9) as captured, reserved(decoders[1], 9) as bare:
         worst = difference(decoders, [captured, bare], random.Random(1), 100)
     assert worst < CLOSE
+
+
+@pytest.mark.parametrize("row", GRAPHS, ids=lambda row: row.model_type)
+@torch.inference_mode()
+def test_nothing_is_compiled_while_texts_are_served(row: Architecture) -> None:
+    """200 batches of chains and trees, prompts among them, by another thread than the start's."""
+    decoder = on_the_gpu(sized(row), rows=0)
+    before = compiled()
+    rng = random.Random(3)
+
+    caches = [cache for cache in (decoder.reserve(180, 1) for _ in range(9)) if cache]
+
+    @torch.inference_mode()
+    def serve() -> None:
+        for _ in range(200):
+            most, feeds = rng.choice((1, 4, 16, 17, 64, 100)), []
+            for cache in rng.sample(caches, rng.randint(1, 9)):
+                count = rng.randint(1, most)
+                cache.rollback(rng.randint(0, cache.capacity - count))
+                parents = [rng.randint(0, i) for i in range(rng.randint(0, count))]
+                feeds.append(Feed(cache, [1] * count, 1, parents or None))
+            decoder.forward(feeds)
+
+    with ThreadPoolExecutor(1) as engine:
+        engine.submit(serve).result()
+    assert compiled() == before
+
+
+def compiled() -> int:
+    """Kernels of this process, by shapes and dtypes."""
+    kernels: list[Any] = [triton_attention.attend, triton_layer.turn_and_write, triton_layer.gate]
+    return sum(len(caches[0]) for one in kernels for caches in one.device_caches.values())
 
 
 @pytest.mark.parametrize("row", GRAPHS, ids=lambda row: row.model_type)
