@@ -12,6 +12,8 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
+from tandem.inference.kernels import triton_attention, triton_layer
 from tests.support.decoders import decoder_over
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 from tests.support.models.parity import (
