@@ -195,8 +195,8 @@ MUTANTS = (
     Mutant(
         "numbers: one for all rounds",
         "tandem/speculation/randomness.py",
-        "np.arange(_ROUNDS_AHEAD, dtype=np.uint64) + np.uint64(round_),",
-        "np.zeros(_ROUNDS_AHEAD, dtype=np.uint64),",
+        "np.arange(rounds, dtype=np.uint64) + np.uint64(round_)",
+        "np.zeros(rounds, dtype=np.uint64)",
         (_NUMBERS,),
     ),
     Mutant(
@@ -310,8 +310,8 @@ MUTANTS = (
     Mutant(
         "target: the rounds of a run share their numbers",
         "target_svc/run.py",
-        "verify(scorer, sequence, round_, Draft.certain(()), wanted)",
-        "verify(scorer, sequence, 1, Draft.certain(()), wanted)",
+        "verify(scorer, sequence, round_, NO_DRAFT, wanted)",
+        "verify(scorer, sequence, 1, NO_DRAFT, wanted)",
         ("tests/service/streams/test_runs.py",),
     ),
     Mutant(

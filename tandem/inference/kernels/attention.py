@@ -16,11 +16,13 @@ _PROGRAMS = 320
 _MOST_SPLITS = 32
 # Fewest blocks of positions that are worth a split of their own.
 _LEAST = 2
-# Queries, of rows and of heads that share a key head, that a program takes at most.
+# Queries, of rows and of heads that share a key head, that a program takes at most: fewer where
+# keys are wider than 128, or in float32. More, or eight warps instead of four, took twice as long
+# on an H100.
 _MOST_QUERIES = 64
 # Shared memory for keys and values in flight: the smallest cards have 99 KiB in all.
 _IN_FLIGHT = 64 * 1024
-_MOST_STAGES = 3
+_MOST_STAGES = 4
 
 
 def attend(
@@ -123,7 +125,7 @@ def _by_triton(
     width, value_width = keys.shape[2], values.shape[2]
     wide, wide_v = (max(16, 1 << (w - 1).bit_length()) for w in (width, value_width))
     num_tiles, num_rows = tiles.shape[1], rows.shape[1]
-    most = _MOST_QUERIES if keys.element_size() < 4 else 16
+    most = 16 if keys.element_size() == 4 else 32 if wide > 128 else _MOST_QUERIES
     queries = min(most, max(16, 1 << (size * groups - 1).bit_length()))
     parts_of_tile = -(-size * groups // queries)
     programs = num_tiles * parts_of_tile * heads
@@ -131,7 +133,7 @@ def _by_triton(
     splits = 1 << (splits.bit_length() - 1)
     if parts_of_tile * heads > counts.shape[1]:
         splits = 1
-    block, stages = _blocks(queries, (wide + wide_v) * keys.element_size())
+    block, stages = _blocks(queries, wide + wide_v, keys.element_size())
     out = query.new_empty(query.shape[1], heads * groups, value_width)
     shared = splits > 1
     at = (splits * num_tiles * parts_of_tile * heads * queries) if shared else 0
@@ -174,17 +176,18 @@ def _by_triton(
     return out
 
 
-def _blocks(queries: int, position: int) -> tuple[int, int]:
+def _blocks(queries: int, width: int, size: int) -> tuple[int, int]:
     """Positions of a block, and blocks in flight.
 
     Args:
         queries: of a program.
-        position: bytes of its key and its value.
+        width: numbers of a key and its value.
+        size: bytes of a number.
     """
-    block = 64
-    while block > 16 and 2 * block * position > _IN_FLIGHT:
+    block = 16 if size == 4 else 64 if queries <= 32 else 32
+    while block > 16 and 2 * block * width * size > _IN_FLIGHT:
         block //= 2
-    return block, max(1, min(_MOST_STAGES, _IN_FLIGHT // (block * position)))
+    return block, max(1, min(_MOST_STAGES, _IN_FLIGHT // (block * width * size)))
 
 
 def _shapes(query: Tensor, keys: Tensor, values: Tensor, *others: object) -> Tensor:

@@ -121,6 +121,9 @@ def _turn_shapes(
     gain: Tensor | None,
     eps: float,
 ) -> Tensor:
+    given = heads, turns, slots, keys, values, *(() if gain is None else (gain,))
+    if len(devices := {tensor.device for tensor in given}) > 1:
+        raise RuntimeError(f"rotations of tensors on more than one device: {devices}")
     return heads.new_empty(len(heads), query_heads, heads.shape[2])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _library: Any = torch.library
 _fragment = _library.Library("tandem", "FRAGMENT")
@@ -29,8 +30,13 @@ def register(
         The operator, to be called.
     """
     name = schema.partition("(")[0]
+
+    def on_its_device(first: Tensor, *others: Any) -> Any:
+        with torch.cuda.device(first.device):  # Triton launches on the current one
+            return on_cuda(first, *others)
+
     _fragment.define(schema)
     _fragment.impl(name, on_cpu, "CPU")
-    _fragment.impl(name, on_cuda, "CUDA")
+    _fragment.impl(name, on_its_device, "CUDA")
     _library.register_fake(f"tandem::{name}", shapes, lib=_fragment)
     return getattr(torch.ops.tandem, name)

@@ -95,11 +95,11 @@ def attend(
                 off = p - base
                 inside = (off >= 0) & (off < behind) & there
                 word = tl.load(
-                    rows + 2 * num_rows + (row * words)[:, None] + (off // 32)[None, :],
+                    rows + 2 * num_rows + (row * words)[:, None] + (off >> 5)[None, :],
                     mask=live[:, None] & inside[None, :],
                     other=0,
                 )
-                sees = sees | (((word >> (off % 32)[None, :].to(tl.int64)) & 1) > 0)
+                sees = sees | (((word >> (off & 31)[None, :].to(tl.int64)) & 1) > 0)
             sees = sees & there[None, :] & live[:, None]
             score = tl.where(sees, score * 1.4426950408889634, -float("inf"))
             new = tl.maximum(top, tl.max(score, 1))

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# A batch's slots begin where its positions end: aligned or not, by its number of rows.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def turn_and_write(
     heads,
     turns,

@@ -30,6 +30,8 @@ _WARM_UPS = 2
 # A size for verifications has a tile for every so many rows. One with a tile a row is used where
 # that is too few.
 _ROWS_A_TILE = 4
+# From so many rows on, a row that is padded costs as much as one that is not.
+_BETWEEN = 64
 # Words of bits for the rows behind a trunk: trees, and what a verification feeds before them.
 _WORDS = 4
 # Tokens before the rows that captured passes are compared by, a text each.
@@ -276,17 +278,18 @@ def _check(backend: Backend, graphs: Graphs) -> None:
 
 
 def rooms(rows: int) -> list[TileSizes]:
-    """Sizes to capture, smallest first: rows in powers of two, with a tile for each of them (plain
-    decoding, and steps of a draft) or for every fourth (verifications, prompts).
+    """Sizes to capture, smallest first: rows in powers of two, and from 64 on what is between them,
+    with a tile for each row (plain decoding, and steps of a draft) or for every fourth
+    (verifications, prompts).
 
     Args:
         rows: most rows.
     """
     found: list[TileSizes] = []
-    count = 1
-    while count <= rows:
+    powers = [1 << n for n in range(rows.bit_length())]
+    counts = {*powers, *(3 * count // 2 for count in powers if count >= _BETWEEN)}
+    for count in sorted(count for count in counts if count <= rows):
         if count >= _ROWS_A_TILE:
             found.append(TileSizes(count, count // _ROWS_A_TILE, FEW, _WORDS))
         found.append(TileSizes(count, count, ONE, _WORDS))
-        count *= 2
     return found

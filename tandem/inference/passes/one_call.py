@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
-from tandem.inference.batch.tiles import FEW, MANY, ONE
+from tandem.inference.batch.tiles import FEW, ONE
 from tandem.inference.check.plain import Plain
 from tandem.inference.check.probe import SHORT, probe, probe_tree, require_agreement
 from tandem.inference.check.texts import ordinary_tokens
@@ -20,9 +20,11 @@ from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)
 
-# Texts of the batches for which kernels are compiled: few, so that each has several splits, and
-# more than leave any.
-_TOGETHER = (1, 3, 80)
+# Texts of the batches for which kernels are compiled: one, whose positions are split, and more
+# than leave a split to any, were there a single key head.
+_TOGETHER = (1, 161)
+# Rows of each, for each size of a tile.
+_ROWS = (1, ONE + 1, FEW + 1)
 
 
 def worthwhile(device: torch.device) -> bool:
@@ -51,7 +53,7 @@ def in_one_call(
             "torch",
             model.dtype,
             plain_calls.compute,
-            KVPool(max(4 * length, sum(_TOGETHER) * (MANY + 2))),
+            KVPool(max(4 * length, max(_TOGETHER) * max(_ROWS))),
             model.device,
             plain_calls.vocab_size,
             of_layers=plain_calls.of_layers,
@@ -78,7 +80,7 @@ def _compile(backend: Backend, at_most: int) -> None:
         backend: whose kernels are compiled.
         at_most: most tokens of a text.
     """
-    for texts, rows in itertools.product(_TOGETHER, (ONE, FEW, MANY)):
+    for texts, rows in itertools.product(_TOGETHER, _ROWS):
         rows = min(rows, at_most)
         caches = [backend.pool.reserve(rows) for _ in range(texts)]
         tokens = ordinary_tokens(backend.vocab_size, rows)

@@ -76,8 +76,12 @@ async def test_verdicts_of_a_run_tell_what_was_drafted(inside: Inside) -> None:
     stub = await inside.stub(await inside.target())
     talk = Talk(stub.Verify())
     await talk.ask(open_verify(max_new_tokens=12))
-    await talk.write(run_step(rounds=2, gamma=3), run_step(round=0, position=0, rounds=1, gamma=0))
-    await talk.write(run_step(round=0, position=0, rounds=16, gamma=2))
+    # In one message: a run that ends takes no more rounds.
+    await talk.write(
+        run_step(rounds=2, gamma=3),
+        run_step(round=0, position=0, rounds=1, gamma=0),
+        run_step(round=0, position=0, rounds=16, gamma=2),
+    )
     verdicts: list[target_pb2.Verdict] = []
     while not (verdicts and verdicts[-1].last):
         message = await talk.call.read()

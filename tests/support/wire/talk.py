@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import grpc
@@ -32,6 +33,8 @@ class Talk:
     def __init__(self, call: Any) -> None:
         self.call = call
         self._ended: tuple[grpc.StatusCode, str] | None = None
+        # Of a message that brought several: of a run's rounds, whichever are ready.
+        self._answers: deque[Any] = deque()
 
     async def write(self, *requests: Any) -> None:
         """Send requests as one message; those without a number belong to sequence 1."""
@@ -41,10 +44,12 @@ class Talk:
 
     async def read(self) -> Any:
         """The next answer; EOF if the sequence has ended, alone or with the stream."""
-        message = await self.call.read()
-        if message is grpc.aio.EOF:
-            return message
-        (answer,) = message.responses
+        if not self._answers:
+            message = await self.call.read()
+            if message is grpc.aio.EOF:
+                return message
+            self._answers.extend(message.responses)
+        answer = self._answers.popleft()
         if answer.WhichOneof("result") != "ended":
             return answer
         assert answer.sequence == 1

@@ -37,5 +37,5 @@ def test_no_row_is_of_another_method() -> None:
 
 
 def test_help_names_every_method() -> None:
-    shown = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"}).stdout
+    shown = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "240"}).stdout
     assert f"How to draft: {', '.join(METHODS)}, or a TOML file." in shown
