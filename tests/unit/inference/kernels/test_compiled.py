@@ -93,21 +93,27 @@ def gated(dtype: torch.dtype, width: int, rows: int) -> Launch:
     return launch
 
 
-def require_fast(found: Compiled, shared: int) -> None:
+# Bytes of a thread's registers that attention may keep in memory, on some cards: four warps leave a
+# few no room. Eight leave room for all, and took twice as long on an H100.
+_SPILLED = 48
+
+
+def require_fast(found: Compiled, shared: int, spilled: int = 0) -> None:
     """Registers stay in registers, and a program fits a processor's shared memory."""
-    assert (found.stack, found.spills) == (0, 0), str(found)
+    assert found.stack <= spilled, str(found)
+    assert found.spills * 2 <= spilled, str(found)
     assert found.shared <= shared * 1024, str(found)
 
 
 @pytest.mark.parametrize(("capability", "shape", "size", "split"), CASES)
-def test_attention_spills_nothing_and_loads_ahead(
+def test_attention_hardly_spills_and_loads_ahead(
     capability: int, shape: str, size: int, split: bool
 ) -> None:
     dtype, heads, softcap = SHAPES[shape]
     launch = attended(dtype, heads, size, TILES[split], softcap)
     assert launch.options["SPLIT"] == split
     found = launch.compiled(capability)
-    require_fast(found, SHARED[capability])
+    require_fast(found, SHARED[capability], _SPILLED)
     assert found.instructions["LDGSTS"], "no block is loaded while another is computed"
 
 
