@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -224,6 +225,32 @@ def test_a_text_longer_than_promised_is_launched_and_others_are_replayed(
         assert recorder.replays == replays + (decoder._backends.current.graphs is not None)
     assert torch.allclose(long[0], long[1], atol=1e-5)
     assert torch.allclose(short[0], short[1], atol=1e-5)
+
+
+def test_rounds_compile_nothing() -> None:
+    """Trees, and prompts beside them, of changing shapes, by another thread than the start's: torch
+    keeps what it has compiled for each thread."""
+    decoder = pair_of(ARCHITECTURES[0])[1]
+    rng = random.Random(4)
+
+    @torch.inference_mode()
+    def serve() -> None:
+        with reserved(decoder, 9) as caches:
+            for _ in range(200):
+                feeds = []
+                for cache in rng.sample(caches, rng.randint(1, 9)):
+                    count = rng.choice((1, 2, 5, FEW + 1, LONGEST // 2))
+                    cache.rollback(rng.randint(0, LONGEST - count))
+                    parents = [rng.randint(0, i) for i in range(rng.randint(0, count))]
+                    feeds.append(Feed(cache, [1] * count, 1, parents or None))
+                decoder.forward(feeds)
+
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    with ThreadPoolExecutor(1) as engine:
+        engine.submit(serve).result()
+    assert not counters["frames"]
+    assert not counters["stats"]
 
 
 @pytest.mark.parametrize("failing", ["capture", "replay"])
