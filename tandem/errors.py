@@ -53,7 +53,7 @@ class Exhausted(TandemError):
     """A bound is reached.
 
     Attributes:
-        retry_seconds: how long to wait before the next attempt; None where nobody knows.
+        retry_seconds: how long to wait before the next attempt; None if it is unknown.
     """
 
     def __init__(self, sentence: str, *, retry_seconds: float | None = None) -> None:

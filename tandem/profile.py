@@ -61,7 +61,7 @@ class Profile:
         return max(x0 + (end - y0) * (x1 - x0) / max(y1 - y0, 1.0) - rows, 0.0)
 
     def _at(self, sequences: int, rows: float) -> float:
-        """Nanoseconds of a pass with so many rows of each of so many sequences."""
+        """Nanoseconds of a pass of a number of sequences, with a number of rows of each."""
         if len(self._levels) == 1:  # rows of one sequence cost nearly what those of several do
             ((measured, level),) = self._levels.items()
             return _on_line(level, rows * sequences / measured)

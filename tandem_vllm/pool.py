@@ -74,7 +74,7 @@ class DrafterPool:
         return next(iter(self._told.values()), None) or self._replicas.obstacle or "none is known"
 
     def _compare(self) -> None:
-        """Find out anew which ones suit."""
+        """Find out again which ones suit."""
         misfits: dict[Replica[Any], TandemError] = {}
         self._fitting = sift(self._replicas.serving, misfits, self._require)
         infos = [replica.reply.info for replica in self._fitting]

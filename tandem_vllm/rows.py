@@ -14,10 +14,10 @@ from tandem.speculation.request.sampling import Sampling
 from tandem_vllm.drafting import DraftAsk
 from tandem_vllm.text import Opening
 
-# A text is known again by so many of its last tokens. Two texts that are taken for each other have
+# Last tokens of a text by which it is known again. Two texts that are taken for each other have
 # worse drafts, and the same law.
 _LAST = 256
-# A text that is in none of so many passes has ended, or begins anew when it comes back.
+# Passes after which a text that was in none of them has ended, or begins again when it comes back.
 _MOST_MISSED = 16
 # Where no rule knows the distribution, the likeliest token is kept more often than a drawn one.
 _LIKELIEST = Sampling(temperature=0.0)

@@ -47,7 +47,7 @@ class DraftedRows:
     Attributes:
         rule: that decides them.
         counts: drafted places of each row of the batch, as vLLM computes them.
-        drafts: of each row, of so many tokens; empty where it has none, or where vLLM has padded a
+        drafts: of each row; empty where it has none, or where vLLM has padded a
             text that begins (`padded`).
         rounds: their numbers.
         numbers: of their texts; None where there is no draft.
@@ -61,7 +61,7 @@ class DraftedRows:
 
     @property
     def padded(self) -> list[int]:
-        """Rows whose drafted places hold nothing. vLLM pads a text that begins, or begins anew,
+        """Rows whose drafted places hold nothing. vLLM pads a text that begins, or begins again,
         with all but one of its tokens in the cache."""
         pairs = enumerate(zip(self.counts, self.drafts, strict=True))
         return [row for row, (count, draft) in pairs if count and not len(draft)]

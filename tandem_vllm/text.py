@@ -178,7 +178,7 @@ class RemoteText:
         self._backoff.note(late=late)
 
     def rest(self) -> None:
-        """Let a drafter go that nobody has asked for long."""
+        """Let a drafter go that was not asked for long."""
         if not self._is_drafting:
             rest = self._drafter.draft(self._round, self._told, DraftSize(0))
             self._resting = asyncio.create_task(rest)

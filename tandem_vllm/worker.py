@@ -140,7 +140,7 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
         names = self.input_batch.req_ids
         for name, count in zip(names, spec_decode_metadata.num_draft_tokens, strict=True):
             scheduled = self._scheduled.get(name, ())
-            # vLLM pads texts that begin with tokens that nobody proposed.
+            # vLLM pads texts that begin with tokens that were not proposed.
             drafted = self._drafts[name] if count and NO_TOKEN not in scheduled else None
             drafts.append(drafted.draft.first(count) if drafted else _NO_DRAFT)
             rounds.append(drafted.round if drafted else 0)

@@ -10,7 +10,7 @@ from tandem.engine.answers import Decision
 from tandem.speculation.feedback import Feedback, FeedbackWanted
 
 # Rounds without a draft whose hidden states are kept for the next one: of more the oldest are
-# forgotten, and a head begins anew behind them.
+# forgotten, and a head begins again after them.
 _MOST_UNTOLD = 64
 
 

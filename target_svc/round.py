@@ -276,7 +276,7 @@ def _log_probs(
 def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:
     """The decision, cut at the first place of its path behind which no token may come.
 
-    What comes behind such a place was decided by a distribution that is nobody's. The text ends
+    What comes behind such a place was decided by a distribution that no model has. The text ends
     there, so that the law of what is kept is the law up to there.
     """
     draft = decision.draft

@@ -33,7 +33,7 @@ class Credit:
         return len(self._granted)
 
     def grant(self, count: int, size: DraftSize) -> None:
-        """Allow so many more rounds, with drafts of a size."""
+        """Allow a number of further rounds, with drafts of a size."""
         self._granted.extend([size] * count)
 
     def take(self) -> tuple[int, DraftSize]:

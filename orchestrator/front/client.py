@@ -68,7 +68,7 @@ class ReadingClient:
         self._patience.end()
 
     def hurry(self, seconds: float, why: str) -> None:
-        """Allow no write to wait longer than so many seconds, also the one that waits now."""
+        """Allow no write to wait longer than these seconds, also the one that waits now."""
         self._idle_seconds = min(self._idle_seconds, seconds)
         waiting = self.unread_since
         if waiting == math.inf:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from orchestrator.pool.capacity import TargetCapacity
 from tandem.errors import DeadlineExceeded, Exhausted
 
-# A wait may turn out to be so many times as long as was expected when the text was let in.
+# The most by which a wait may exceed what was expected when the text was let in.
 _PATIENCE = 4.0
 # How far back the mean goes of how long texts hold their slots.
 _LOOKS_BACK = 16
@@ -246,7 +246,7 @@ class TextQueue:
 
     def _fits(self, tokens: int) -> bool:
         room = self._room()
-        # A text that no target could ever hold is refused by one of them, and holds nobody up.
+        # A text that no target could ever hold is refused by one of them, and holds no other up.
         room_for_it = self._tokens + tokens <= room.tokens or tokens > room.longest
         return self._running < room.texts and room_for_it
 
@@ -274,7 +274,7 @@ class TextQueue:
         return max(last, key=lambda waiting: (waiting.deadline, waiting.number))
 
     def _expected(self, ahead: int) -> float:
-        """Seconds until a slot comes free for one with so many ahead."""
+        """Seconds until a slot comes free behind a number of others."""
         return (ahead + 1) * self._seconds / max(self._running, 1)
 
     def _retry(self, ahead: int) -> float:

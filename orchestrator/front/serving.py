@@ -41,11 +41,11 @@ class Serving:
     """Follows what the pool offers, and adopts it where it is another model.
 
     Attributes:
-        metrics: of requests; None where nobody reads them.
+        metrics: of requests; None if they are not read.
 
     Args:
         settings: of the orchestrator.
-        metering: its metrics; None where nobody reads them.
+        metering: its metrics; None if they are not read.
     """
 
     def __init__(self, settings: OrchestratorSettings, metering: Metering | None) -> None:

@@ -38,7 +38,7 @@ class Texts:
         settings: limits and waits.
         pool: picks replicas.
         validator: of the first pair.
-        metrics: of requests; None where nobody reads them.
+        metrics: of requests; None if they are not read.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Something has changed: whoever waits looks again."""
+"""Something has changed: those that wait look again."""
 
 from __future__ import annotations
 

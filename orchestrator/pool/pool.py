@@ -45,7 +45,7 @@ class ReplicaPool:
 
     Texts begin with the law that most of the serving targets have, and end with it: no text moves
     to a target of another law. A target of another law than that of most gets no new text.
-    What is offered follows who serves: all is compared anew whenever a replica changes.
+    What is offered follows who serves: all is compared again whenever a replica changes.
 
     Attributes:
         target_deadlines, drafter_deadlines: of their stages.
@@ -112,7 +112,7 @@ class ReplicaPool:
         return self._capabilities
 
     def _compare(self) -> None:
-        """Find out anew who belongs together, and what they offer."""
+        """Find out again which belong together, and what they offer."""
         if not self._begun:  # the first to answer might be the only one of its law
             return
         self._agreed = agree(self._targets.serving, self._drafters.serving, self._agreed.law)
@@ -193,7 +193,7 @@ class ReplicaPool:
         self, law: Law, zone: str, seconds: float
     ) -> Replica[DrafterClient] | None:
         """The same, as soon as there is one; None where that takes too long."""
-        # Others' texts come and go, and who has failed is asked anew, without a word to us.
+        # Others' texts come and go, and one that has failed is asked again, without a word to us.
         return await self._notifier.wait_for(
             lambda: self.pick_drafter(law, zone), seconds, _LOOK_SECONDS
         )
@@ -209,7 +209,7 @@ class ReplicaPool:
 
         Args:
             capabilities: that the text began with.
-            left: that the text has left. It may come back to one that has been asked anew since.
+            left: that the text has left. It may come back to one that has been asked again since.
         """
         fresh = [
             replica

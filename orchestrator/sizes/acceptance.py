@@ -38,7 +38,7 @@ class Share:
         self.count += 1
 
     def against(self, other: float, worth: float) -> float:
-        """The mean, with another estimate that is worth so many observations."""
+        """The mean, with another estimate that counts as a number of observations."""
         return (self.total + worth * other) / (self.count + worth)
 
 

@@ -117,7 +117,7 @@ class Adaptation:
         sizes: tuple[DraftSize, ...],
         rounds: int,
     ) -> None:
-        """Learn what a round took, of so many."""
+        """Learn what a round took, where several took the time together."""
         texts = self.texts
         known = True
         if self._most == (size.gamma > 0) and began_ns >= self._since_ns:

@@ -137,7 +137,7 @@ class PreparedSize:
         """See `SizePolicy`."""
         self._policy.observe(drafted, decided)
         here = None
-        # The target's own drafts are prepared by nobody.
+        # The target's own drafts are not prepared.
         if self._ways is not None and drafted is not None and drafted.asked is None:
             here = self._ways, drafted.ahead
             if self._before == here:

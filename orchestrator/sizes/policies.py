@@ -55,7 +55,7 @@ class SizePolicies:
 
         Args:
             generation: the validated request.
-            pair: the target's law and the drafter's; another pair is learnt anew.
+            pair: the target's law and the drafter's; another pair is learnt from the beginning.
             verify: what the target's passes take.
             draft: what the drafter's passes take.
             prepares: drafters can prepare drafts.

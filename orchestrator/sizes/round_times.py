@@ -12,7 +12,7 @@ from tandem.speculation.tree import DraftSize
 
 # Rounds that a mean looks back on: it follows a service that became slower within seconds.
 _MEMORY = 32
-# A round that takes longer than so many times what is expected met something else: a start, a
+# A round that takes longer than this factor times what is expected met something else: a start, a
 # compiler, a client's prompt.
 _OUTLIER = 2.5
 # The estimate of the kind of rounds that is not in use, plain or drafted, decays over `SLOW` rounds
@@ -66,7 +66,7 @@ class RoundTimes:
         self._ready: dict[int, Mean] = {}  # share of drafts that were, by load
 
     def wall(self, size: DraftSize, texts: int) -> float:
-        """Nanoseconds of a round, where so many texts have rounds of this size."""
+        """Nanoseconds of a round, where a number of texts have rounds of this size."""
         passes = self._passes(size, texts)
         return max(passes + self._rest_of(size.gamma > 0, load_of(texts)), passes / 2, 1.0)
 

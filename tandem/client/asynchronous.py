@@ -124,7 +124,7 @@ class AsyncClient:
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         clock = asyncio.get_running_loop().time
         text = Resumption(generation, self._resume_seconds, timeout_s, clock, self._note)
-        # One that broke since the last call, before anything came, is made anew, once.
+        # One that broke since the last call, before anything came, is made again, once.
         stale = self._channel is not None
         while True:
             channel = None

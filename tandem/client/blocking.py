@@ -146,7 +146,7 @@ class Client:
             CallFailed: the call's status; the loss's, if the text could not go on.
         """
         text = Resumption(generation, self._resume_seconds, timeout_s, time.monotonic, self._note)
-        # One that broke since the last call, before anything came, is made anew, once.
+        # One that broke since the last call, before anything came, is made again, once.
         stale = self._connection is not None
         while True:
             connection = None

@@ -77,7 +77,7 @@ class Connection:
                 raise unconnected(self._address, in_time=seconds >= CONNECT_SECONDS) from None
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise unconnected(self._address, in_time=True) from None
-            # Whoever answers anything else listens.
+            # A server that answers anything else listens.
 
     def info(self) -> pb.GetModelInfoResponse:
         """What is served.

@@ -39,7 +39,7 @@ class Overloaded(Lost):
     """Every slot is taken.
 
     Attributes:
-        retry_seconds: how long to wait before the next attempt; None where nobody knows.
+        retry_seconds: how long to wait before the next attempt; None if it is unknown.
     """
 
     retry_seconds: float | None = None
@@ -81,7 +81,7 @@ def sentence(code: grpc.StatusCode, details: str | None) -> str:
 
 
 def unconnected(address: str, *, in_time: bool) -> CallFailed:
-    """What a call fails with that found nobody.
+    """What a call fails with that found no server.
 
     Args:
         address: where it looked.

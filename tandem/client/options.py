@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     Attributes:
         max_new_tokens: most tokens to generate.
         temperature: 0 takes the likeliest token.
-        top_k: keep so many likeliest tokens; 0 keeps all.
+        top_k: number of likeliest tokens to keep; 0 keeps all.
         top_p: keep the likeliest tokens up to this mass.
         min_p: drop tokens less likely than this share of the likeliest one.
         seed: with `gamma`, repeats a text.
@@ -43,13 +43,13 @@ class Options(TypedDict, total=False):
         repetition_penalty: divides logits of tokens that came.
         frequency_penalty: subtracted for each time that a token was generated.
         presence_penalty: subtracted once for a token that was generated.
-        min_tokens: no end before so many.
+        min_tokens: fewest tokens before an end.
         bad_words: texts, or lists of token ids, that may not come.
         json_schema: that the text keeps to, as an object or as JSON.
         regex: that the text keeps to.
         choice: texts, one of which comes.
         grammar: in llguidance's variant of Lark.
-        log_probs: of each token, and of so many likeliest ones at its place.
+        log_probs: of each token, and of this number of likeliest ones at its place.
         prompt_log_probs: those of the prompt too.
         processed_log_probs: of the distribution that tokens are drawn from.
         request_id: for logs and traces.

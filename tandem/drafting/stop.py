@@ -61,7 +61,7 @@ class Threshold:
     asked: int = 0
 
     def learn(self, kept: int) -> None:
-        """So many tokens of the last draft were kept (Draft & Verify, equations 3 to 5)."""
+        """Learn how many tokens of the last draft were kept (Draft & Verify, equations 3 to 5)."""
         if not self.learns or not self.drafted:
             return
         share = min(kept, self.drafted) / self.drafted

@@ -70,7 +70,7 @@ class Admission:
         # Released, and not reclaimed yet: room that is on its way.
         self._leaving: set[AdmittedSequence] = set()
         self._look: asyncio.TimerHandle | None = None
-        # Why nobody is admitted any more; empty while somebody may be.
+        # Why nothing is admitted any more; empty while something may be.
         self._closed = ""
 
     @property
@@ -166,7 +166,7 @@ class Admission:
             granted.set_result(None)
 
     def close(self, reason: str) -> None:
-        """Fail all who wait, and whoever comes later."""
+        """Fail all that wait, and all that come later."""
         self._closed = reason
         for _, granted in self._waiting.values():
             if not granted.done():

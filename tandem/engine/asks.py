@@ -52,7 +52,7 @@ class Take:
         return len(self.feed.token_ids) - self.taken
 
     def chunk(self, count: int) -> Feed:
-        """The next so many tokens; rows come with the last ones."""
+        """The next tokens, of this number; rows come with the last ones."""
         feed = self.feed
         assert not isinstance(feed.token_ids, DrawnToken)  # a prompt is known
         end = self.taken + count
@@ -303,12 +303,12 @@ class ToHostTogether:
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """Hand a result to whoever awaits the job, and go on; there is no answer.
+    """Hand a result to the task that awaits the job, and go on; there is no answer.
 
     What comes behind it is a step of its own: its times are counted from here.
 
     Attributes:
-        result: for whoever awaits the job.
+        result: for the task that awaits the job.
     """
 
     result: Any

@@ -34,7 +34,7 @@ class HostClock:
 class CudaClock:
     """Of a GPU, by events of its present stream: how long it took, and not how long to launch.
 
-    The last stamp is taken for now: whoever asks has just waited for a result behind it.
+    The last stamp is taken for now: the caller has just waited for a result after it.
 
     Args:
         device: whose stream.

@@ -54,7 +54,7 @@ class Engine:
         on_answered: called there with the times of results, when those who wait for them have
             them.
         on_step: called in the engine's thread with the number of jobs that share a step, unless
-            nobody waits for it.
+            no task waits for it.
 
     Args:
         name: of the thread.
@@ -183,7 +183,7 @@ class Engine:
         return await job.done, job.times
 
     def _run(self) -> None:
-        """The thread. Without it nobody would ever be answered, so its end is never silent."""
+        """The thread. Without it no request would ever be answered, so its end is never silent."""
         try:
             self._run_steps()
         except Exception:
@@ -229,7 +229,7 @@ class Engine:
                 self._gathering.come(job.sequence, job.arrived_ns / 1e9)
             taken_ns = time.perf_counter_ns()
             job.resume()
-            if job.over:  # it asked for no pass: nobody was waited for
+            if job.over:  # it asked for no pass: no other was waited for
                 job.start(taken_ns, taken_ns)
             (through if job.over else arrived).append(job)
         self._leave(through, time.perf_counter())
@@ -286,7 +286,7 @@ class Engine:
             job.idle_ns = ended_ns
         reported = [job for job in jobs if job.reports]
         if reported:
-            # A round of a run stands in line anew, as one that comes by a message does.
+            # A round of a run stands in line again, as one that comes by a message does.
             going_on = [job for job in self._jobs if not job.reports]
             self._jobs = [*going_on, *reported]
         self._leave([job for job in jobs if job.over], ended, reported)

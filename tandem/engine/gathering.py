@@ -1,6 +1,6 @@
 """Sequences between two jobs, and whether a pass should wait for them.
 
-A pass takes about as long for several sequences as for one, and whoever misses it waits for
+A pass takes about as long for several sequences as for one, and a sequence that misses it waits for
 all of the next one. So those who are ready wait a moment for those who are likely to be back
 soon. It pays more than once: sequences that shared a pass come back together.
 """
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 S = TypeVar("S")
 
-# Nobody is as punctual as his average.
+# No sequence is as punctual as its average.
 _GRACE = 1.5
 _GRACE_SECONDS = 0.001
 
@@ -57,7 +57,7 @@ class Gathering(Generic[S]):
     def patience(self, now: float, until: float) -> float:
         """How much longer to wait, for those who should be back before `until`.
 
-        Nobody is waited for who is overdue.
+        A sequence that is overdue is not waited for.
         """
         latest = now
         for absence in self._of.values():
@@ -71,7 +71,7 @@ class Gathering(Generic[S]):
     def waited(self, until: float) -> None:
         """A pass has waited for those who should have been back before `until`.
 
-        Whoever is still away delays no other pass before he has come.
+        A sequence that is still away delays no other pass before it has come.
         """
         for absence in self._of.values():
             if absence.since is not None and absence.usual is not None:

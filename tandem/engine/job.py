@@ -40,12 +40,12 @@ class Job(Generic[T]):
         ask: what it waits for.
         chunk: prompt tokens that the step at hand takes.
         opens: whether it is its sequence's first.
-        idle: whether nobody waits for it: it is computed where nothing else is to be.
+        idle: whether no text waits for it: it is computed where nothing else is to be.
         on_report: takes each result that comes before the end, on the event loop.
         result: what the steps returned.
         traced: the span that the job is done for, where there is one.
         times: where the job's time went since its last report, filled in as it runs.
-        reports: results that nobody was told of yet. Engine thread.
+        reports: results that were not told yet. Engine thread.
         done: resolved at the job's end.
         arrived_ns: when it was given to the engine, of time.perf_counter_ns().
         idle_ns: since when it waits for a step; the same clock.
@@ -137,19 +137,19 @@ class Job(Generic[T]):
         return times
 
     def take_reports(self) -> Sequence[JobReport]:
-        """Those that nobody was told of yet. Engine thread."""
+        """Those that were not told yet. Engine thread."""
         reports, self.reports = self.reports, []
         return reports
 
     def tell(self, reports: Sequence[JobReport]) -> None:
-        """Hand reports over, unless nobody waits for the job any more. Event loop."""
+        """Hand reports over, unless no task waits for the job any more. Event loop."""
         for reported in reports:
             if self.on_report is not None and not self.done.cancelled():
                 self.on_report(reported.result, reported.times)
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, or nobody waits for it any more."""
+        """Whether the job has ended, or no task waits for it any more."""
         return self._over or self.done.cancelled()
 
     @property

@@ -10,8 +10,8 @@ from tandem.engine.asks import Draw, DrawTogether, Review, Take
 from tandem.engine.job import Job
 from tandem.profile import Profile
 
-# Where nobody waits, prompts share passes until their rows take so many times as long as what a
-# pass takes in any case. In larger ones a burst's first prompts would only wait for its last.
+# Where no text waits, prompts share passes until their rows take this factor times as long as what
+# a pass takes in any case. In larger ones a burst's first prompts would only wait for its last.
 _ROWS_ALONE = 10
 # However fast the device is: what a pass computes on the way has no memory set aside.
 _LARGEST_ALONE = 2048
@@ -74,7 +74,7 @@ def select(
 
     The oldest of either kind always takes part, so none starves. Where some draw and others wait
     for another model, that drafts are for, those who draw have steps of their own first: their
-    passes are short, and then all share one of the large model. Jobs that nobody waits for have
+    passes are short, and then all share one of the large model. Jobs that no text waits for have
     steps that no other job takes part in.
 
     Args:
@@ -99,7 +99,7 @@ def select(
             selected.append(job)
     if not opening:
         return selected
-    alone = open_sequences <= len(opening)  # nobody's round has to wait
+    alone = open_sequences <= len(opening)  # no round has to wait
     chunk = limits.chunk_alone if alone else limits.chunk_beside(selected)
     return selected + _share_chunk(opening, chunk, max(chunk, saved))
 

@@ -1,4 +1,4 @@
-"""What computes: the contract between the engine and a model, whoever runs its passes.
+"""What computes: the contract between the engine and a model, whatever runs its passes.
 
 The engine schedules by `Scorer` and `Memory`; each `tandem.inference.model.Model` is both.
 """

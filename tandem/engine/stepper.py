@@ -87,7 +87,7 @@ class Stepper:
             pass
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
-        # Of jobs that nobody waits for a single pass is under way: whoever comes waits for it.
+        # Of jobs that no text waits for, a single pass is under way: what comes next waits for it.
         if any(job.over or job.reports or job.idle for job in jobs):
             self._book()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # A peer that vanished without a word is noticed after at most 10 + 5 seconds. It is the ping's own
-# time-out that ends the wait for its answer, and that has 60 seconds where nobody sets it.
+# time-out that ends the wait for its answer, and that has 60 seconds where it is not set.
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 # Of one attempt to connect. As long as an orchestrator by default waits for a first answer.
@@ -80,7 +80,7 @@ CLIENT_OPTIONS: _Options = (
     # What bounds an attempt, handshake of TLS included, whatever its name says: it is given up
     # after this, or at the next one's turn if that is later. Unset it is 20 s, for which a host
     # that swallows packets would hide another behind the same name; where it is the first pause,
-    # a busy machine's handshakes are cut off, and begin anew while it is as busy.
+    # a busy machine's handshakes are cut off, and begin again while it is as busy.
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     # Channels of a process share connections by address, and their waits for the next attempt: one
     # to a replica that is back would fail for what another one met before, even one that is closed.

@@ -78,7 +78,7 @@ class Service:
             each call is a piece of work, and gRPC refuses new ones.
         drained: called then too: returns when the rest of the grace period need not be waited for.
             None where each call that is open is worth it.
-        metering: its metrics; None where nobody reads them.
+        metering: its metrics; None if they are not read.
         unready: returns when requests can be answered no more; they can again when
             `become_ready` has returned another time. None where that does not happen.
         connection_age: how long a client may stay on one connection; None is for ever.

@@ -49,7 +49,7 @@ _PEER_ERRORS: dict[grpc.StatusCode, tuple[type[errors.TandemError], str]] = {
     ),
     grpc.StatusCode.UNAVAILABLE: (errors.Unavailable, "is not available; try again"),
     grpc.StatusCode.ABORTED: (errors.SequenceIdled, "ended an idle sequence; try again"),
-    # Nobody else cancels a call of ours than a peer whose drain is over.
+    # Only a peer whose drain is over cancels a call of ours.
     grpc.StatusCode.CANCELLED: (errors.Unavailable, "has stopped; try again"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (
         errors.DeadlineExceeded,

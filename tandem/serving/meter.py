@@ -46,7 +46,7 @@ class EngineMeter:
         watch(metrics.SEQUENCES_OPEN, lambda: admission.open_sequences, role)
         watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)
         if models := loaded.models:
-            # Asked anew each time: a model that goes over to a faster pass has another cache.
+            # Asked each time: a model that goes over to a faster pass has another cache.
             watch(
                 metrics.KV_POSITIONS,
                 lambda: sum(model.free_positions for model in models),
@@ -61,7 +61,7 @@ class EngineMeter:
             )
 
     def stepped(self, sequences: int) -> None:
-        """A pass is shared by so many sequences. Engine thread."""
+        """Count a pass, by the number of sequences that share it. Engine thread."""
         self._batch.observe(sequences)
 
     def answered(self, results: Sequence[Answered]) -> None:

@@ -25,7 +25,7 @@ class EngineServicer(ABC, Generic[M, L]):
     Attributes:
         streams: that carry its sequences.
         lost: set when the device answers no more.
-        metering: its metrics; None where nobody reads them.
+        metering: its metrics; None if they are not read.
 
     Args:
         settings: of the service.
@@ -56,7 +56,7 @@ class EngineServicer(ABC, Generic[M, L]):
     async def become_ready(self) -> None:
         """Load, and start the engine."""
         loaded = await in_daemon_thread(self._load)
-        loaded.info.incarnation = secrets.randbits(64) or 1  # 0 is nobody's
+        loaded.info.incarnation = secrets.randbits(64) or 1  # 0 names none
         self._loaded = loaded
         self._loaded.engine.on_device_lost = self.lost.set
         self._loaded.engine.admission.make_room = self.streams.make_room
@@ -79,7 +79,7 @@ class EngineServicer(ABC, Generic[M, L]):
     async def stop(self) -> None:
         """Stop the engine."""
         if self._improving is not None:
-            self._improving.cancel()  # nobody waits for it; its thread ends with the process
+            self._improving.cancel()  # it is not waited for; its thread ends with the process
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.engine.stop)
             for model in self._loaded.models:

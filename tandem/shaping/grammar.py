@@ -156,7 +156,7 @@ class GrammarState:
     def __init__(self, matcher: LLMatcher, ends: Sequence[int], tokenizer: LLTokenizer) -> None:
         self._mask = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.uint32)
         self._matcher, self._ends, self._no_end = matcher, frozenset(ends), tokenizer.eos_token
-        self._ahead: list[int] = []  # tokens that the matcher has taken and nobody has emitted
+        self._ahead: list[int] = []  # tokens that the matcher has taken and that were not emitted
         self._over = False  # an end was emitted, or llguidance's bounds were exceeded
 
     def goes_back(self) -> bool:

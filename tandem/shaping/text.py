@@ -92,7 +92,7 @@ class _Entries:
         self._bias[place] = bias
 
     def see(self, token_id: int, count: int = 0) -> None:
-        """A token is there, and was generated so many times more."""
+        """Count a token: it is there, and was generated a number of times more."""
         place = self.at(token_id)
         self._seen[place] = True
         self._counts[place] += count

@@ -90,7 +90,7 @@ class Draft:
         weights: npt.NDArray[np.uint16],
         lengths: Sequence[int],
     ) -> list[Draft | None]:
-        """The same from rows of so many entries each, without padding."""
+        """The same from rows of given sizes, without padding."""
         broken = np.flatnonzero(sizes == 0).tolist()
         certain = sizes == 1
         if certain.any():

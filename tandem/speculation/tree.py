@@ -44,7 +44,7 @@ class Tree:
 
     @classmethod
     def of(cls, parents: Sequence[int] | None, count: int) -> Tree:
-        """The tree of so many nodes; without parents, a chain."""
+        """The tree of a number of nodes; without parents, a chain."""
         return cls(range(count) if parents is None else parents)
 
     @property

@@ -29,7 +29,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     """Serves texts over a pool of drafters and targets.
 
     Attributes:
-        metering: its metrics; None where nobody reads them.
+        metering: its metrics; None if they are not read.
         serving: what is served.
         calls: that are here.
     """

@@ -29,7 +29,7 @@ class Access:
         self._origins = frozenset(settings.http_origins)
 
     def admit(self, headers: Headers, names: Sequence[str]) -> str:
-        """The caller's name, for fair shares; empty if nobody names it.
+        """The caller's name, for fair shares; empty if it has none.
 
         Args:
             headers: of the call.
@@ -59,7 +59,7 @@ class Access:
         return known
 
     def _is_known(self, origin: str, host: str) -> bool:
-        # A name can be made to lead here by whoever owns it; an address cannot.
+        # A name can be made to lead here by its owner; an address cannot.
         own = origin.partition("://")[2] == host and _is_address(host)
         return own or origin in self._origins or "*" in self._origins
 

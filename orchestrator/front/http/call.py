@@ -32,7 +32,7 @@ class HttpCall:
     """A call that is being handled.
 
     Attributes:
-        caller: its name, for fair shares; empty if nobody names it.
+        caller: its name, for fair shares; empty if it has none.
         request_id: of it.
         replied: whether a reply has begun.
         receive: of ASGI.

@@ -57,7 +57,7 @@ class TextLogProbs:
                 self._waiting.append(Told(token.id, token.log_prob, begin))
 
     def within(self, characters: int) -> list[Told]:
-        """Tokens that begin within so many characters of the choice's text, each told once."""
+        """Tokens that begin within a number of characters of the choice's text, each told once."""
         found = []
         while self._waiting and (not self._has_text or self._waiting[0].begin < characters):
             found.append(self._waiting.popleft())

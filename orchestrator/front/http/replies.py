@@ -155,7 +155,7 @@ class Form(ABC):
 
 
 class CompletionForm(Form):
-    """Of /v1/completions; nobody is shown tools."""
+    """Of /v1/completions, which has no tools."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
     log_probs_as = of_completion

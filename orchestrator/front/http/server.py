@@ -86,7 +86,7 @@ class _Protocol(H11Protocol):
         else:
             self._go_on()
         if state is h11.DONE and self.cycle is not None and not self.cycle.response_complete:
-            # A further request waits. Reading goes on, or nobody would see that the client leaves.
+            # A further request waits. Reading goes on, to see that the client leaves.
             if len(self.conn.trailing_data[0]) > _MOST_HEADER_BYTES:
                 self.transport.abort()
             else:

@@ -63,7 +63,7 @@ class ForkedCache:
         self.rows, self.branches = [], NO_BRANCHES
 
     def placed(self, feed: Feed, before: int) -> PlacedFeed:
-        """Where a feed of the fork goes, with so many rows before it in the real cache."""
+        """Where a feed of the fork goes, by the number of rows before it in the real cache."""
         parents = list(feed.parents or ())
         count = len(feed.token_ids)
         line = count - len(parents)

@@ -26,7 +26,7 @@ def feedback_of(folder: str, target: str) -> str:
         target: directory or hub id of its target.
 
     Raises:
-        StartupError: nobody says which.
+        StartupError: it is not said which.
     """
     files = head_files(folder)
     assert files is not None

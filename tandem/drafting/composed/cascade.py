@@ -95,7 +95,7 @@ class CascadeDrafter(Drafter):
         if not sequence.numbers.used:  # the round's first draft, of a part also
             for numbers in (own.inner.numbers, *own.numbers):
                 numbers.used = 0
-        # One call for the numbers of a round: it decides at most so many inner tokens.
+        # One call for the numbers of a round: it decides at most that number of inner tokens.
         own.numbers.accepting.take(round_, gamma * min(self._recipe.tokens, gamma))
         own.numbers.following.take(round_, gamma)
         while left := gamma - len(tokens):

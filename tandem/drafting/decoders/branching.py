@@ -108,7 +108,7 @@ class BranchingDrafter(ModelDrafter):
     def grow(
         self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
     ) -> Steps[None]:
-        """Draw at most so many nodes, at most `gamma` deep; at least one.
+        """Draw nodes up to a number, at most `gamma` deep; at least one.
 
         Args:
             sequence: that they continue.
@@ -146,7 +146,7 @@ class BranchingDrafter(ModelDrafter):
         behind: Sequence[int],
         counts: Sequence[int],
     ) -> Steps[Draw]:
-        """An ask for so many draws behind each place that a feed computes, numbered behind those of
+        """An ask for a number of draws at each place that a feed computes, numbered after those of
         the round so far."""
         shaped = yield from growth.shaped(sequence, behind)
         return Draw(

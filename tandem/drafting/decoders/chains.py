@@ -28,7 +28,7 @@ class ChainsDrafter(BranchingDrafter):
     Args:
         scorer: the small model.
         truncation: of its distributions.
-        chains: at most so many; fewer where the nodes of a draft do not suffice.
+        chains: their number; fewer where the nodes of a draft do not suffice.
         largest_tree: most tokens of a draft.
         stop: behind which tokens all chains that reach them end.
     """
@@ -61,7 +61,7 @@ class ChainsDrafter(BranchingDrafter):
             drawn = yield ask
             growth.add(drawn, list(reached), counts)
             if depth + 1 < gamma:
-                # A chain alone agrees with nobody, and waits for nothing.
+                # A single chain has no other to agree with, and waits for nothing.
                 token_ids = (yield ReadTokens(drawn)) if chains > 1 else [0]
                 strong = yield from self._end_of_level(sequence, growth, first, gamma)
                 home: dict[tuple[int, int], int] = {}

@@ -36,7 +36,7 @@ class Growth:
     def add(
         self, drawn: Sequence[DrawnToken], behind: Sequence[int], counts: Sequence[int]
     ) -> None:
-        """Take in what was drawn behind places, so many at each."""
+        """Take in what was drawn at places, by the number at each."""
         self.drawn += drawn
         self.places += [
             place for place, count in zip(behind, counts, strict=True) for _ in range(count)

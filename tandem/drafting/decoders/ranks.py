@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from tandem.speculation.draft import Draft
 
-# What was expected beforehand weighs as much as so many places of the text's own.
+# What was expected beforehand weighs as much as this number of the text's own places.
 _BEFOREHAND = 32
 # Steps that tell shapes apart: finer ones would ask for new shapes that are worth the same.
 _STEP = 0.02

@@ -90,12 +90,12 @@ def expected_by_depth(shape: TreeShape, acceptance: Sequence[Sequence[float]]) -
 
 
 def best(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
-    """The tree of most expected tokens: at most so many nodes on paths of at most that depth.
+    """The tree of most expected tokens, of a number of nodes and a depth at most.
 
     Args:
         acceptance: by sibling rank; later ranks have none.
         depth: of the longest path.
-        nodes: at most so many.
+        nodes: the most that it may have.
     """
     in_order = all(after <= before for before, after in pairwise(acceptance))
     return (likeliest if in_order else optimum)(acceptance, depth, nodes)
@@ -112,7 +112,7 @@ def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
     Args:
         acceptance: by sibling rank, falling; later ranks have none.
         depth: of the longest path.
-        nodes: at most so many.
+        nodes: the most that it may have.
     """
     return likeliest_by_depth([acceptance] * depth, nodes)
 
@@ -123,7 +123,7 @@ def likeliest_by_depth(acceptance: Sequence[Sequence[float]], nodes: int) -> Tre
 
     Args:
         acceptance: by depth and sibling rank, falling with the rank; paths are at most as deep.
-        nodes: at most so many.
+        nodes: the most that it may have.
     """
     # (chance that it is not kept ..., order, parent, rank, depth), the likeliest first.
     waiting = [(-acceptance[0][0], 0, -1, 0, 1)] if acceptance and acceptance[0] else []
@@ -154,7 +154,7 @@ def optimum(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
     Args:
         acceptance: by sibling rank, in any order; later ranks have none.
         depth: of the longest path.
-        nodes: at most so many.
+        nodes: the most that it may have.
     """
     ranks, most = len(acceptance), nodes + 1
     # Of a subtree of at most m nodes, its own root included, with the first b ranks below it.

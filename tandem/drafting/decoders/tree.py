@@ -95,7 +95,7 @@ class TreeDrafter(BranchingDrafter):
         return len(_shape(self._acceptance, gamma, self.largest_tree))
 
 
-# Texts share most of their shapes; those of long ago are made anew.
+# Texts share most of their shapes; those of long ago are made again.
 @lru_cache(maxsize=4096)
 def _shape(acceptance: tuple[float, ...], gamma: int, nodes: int) -> TreeShape:
     return likeliest(acceptance, gamma, nodes)

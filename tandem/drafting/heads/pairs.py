@@ -130,7 +130,7 @@ class PairsDrafter(HeadDrafter):
 
 
 def _worthiest(reached: dict[int, float], acceptance: Sequence[float], size: int) -> dict[int, int]:
-    """How many children each place gets: the likeliest so many of a level."""
+    """How many children each place gets: the likeliest of a level have them."""
     waiting = [(-reach * acceptance[0], place, 0) for place, reach in reached.items()]
     heapq.heapify(waiting)
     counts: dict[int, int] = {}

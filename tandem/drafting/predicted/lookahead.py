@@ -23,7 +23,7 @@ from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.probes import Probes
 from tandem.speculation.tree import MOST_NODES, DraftShape
 
-# Of a prompt so many last tokens are taken in (5 to 7 ms), and so many n-grams are kept (8 MB of
+# The last tokens of a prompt that are taken in (5 to 7 ms), and the n-grams that are kept (8 MB of
 # five tokens, 15 MB of sixteen).
 _TEXT, _MOST = 4096, 16_384
 

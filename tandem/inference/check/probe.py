@@ -243,7 +243,7 @@ class _Fed:
         logits: int | None = None,
         known: bool = True,
     ) -> _Rows:
-        """Tokens that continue a text, from a place on; rows of the last so many are wanted."""
+        """Tokens that continue a text, from a place on; rows of the last ones are wanted."""
         count = len(tokens)
         wanted = count if logits is None else logits
         states = wanted if self._backend.of_layers else 0

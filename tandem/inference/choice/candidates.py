@@ -71,7 +71,7 @@ def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()
     device, dtype = model.device, model.dtype
     together = one_call.worthwhile(device)
     if device.type == "cuda":
-        # torch prefers cuDNN's attention on a Hopper or Blackwell card. That plans anew in each
+        # torch prefers cuDNN's attention on a Hopper or Blackwell card. That makes a plan in each
         # thread for each length of a text: 23 to 37 ms, where a pass takes 10.
         torch.backends.cuda.enable_cudnn_sdp(False)
     texts = _texts(model, LONG if together else SHORT)

@@ -51,10 +51,10 @@ class HeadFiles:
         """The target's layers whose states it is fed, as the setting FEEDBACK has them.
 
         Args:
-            target_layers: how many the target has; 0 where nobody knows.
+            target_layers: how many the target has; 0 if it is unknown.
 
         Raises:
-            StartupError: nobody knows, and it depends on that.
+            StartupError: it is unknown, and the result depends on it.
         """
         if not self.is_fused:
             return "last"

@@ -46,8 +46,8 @@ class HeadSource:
 
     Attributes:
         files: of the head.
-        target: the checkpoint that it is for; None where nobody named it.
-        tokenizer: fingerprint of its target's tokenizer; empty where nobody knows it.
+        target: the checkpoint that it is for; None if it was not named.
+        tokenizer: fingerprint of its target's tokenizer; empty if it is unknown.
         device: where it computes.
         dtype: in which.
         room: for what it holds of sequences.
@@ -64,7 +64,7 @@ class HeadSource:
         """The target's, for a head without one.
 
         Raises:
-            StartupError: nobody named the target.
+            StartupError: the target was not named.
         """
         return self._target("embedding").embedding()
 
@@ -72,7 +72,7 @@ class HeadSource:
         """The target's output matrix, for a head without one.
 
         Raises:
-            StartupError: nobody named the target.
+            StartupError: the target was not named.
         """
         return self._target("output matrix").output()
 
@@ -200,8 +200,8 @@ class Head(Model):
             self._pool.release(cache)
 
     def _hold(self, room: Room, max_length: int) -> None:
-        """Make the pool, for sequences of at most so many positions. What a position takes is known
-        when one was fed."""
+        """Make the pool, for sequences of at most `max_length` positions. What a position takes is
+        known when one was fed."""
         self.about = replace(self.about, max_length=max_length)
         self._pool = KVPool(1)
         cache = self.reserve(1)
@@ -257,7 +257,7 @@ def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype)
     parts = [part for feed in feeds for part in feed.features or ()]
     # An array over a message's bytes may not be written, so it is copied.
     tensors = [p if isinstance(p, Tensor) else torch.from_numpy(np.array(p)) for p in parts]
-    # Nobody waits for a copy to a device; one to the host is read at once.
+    # A copy to a device is not waited for; one to the host is read at once.
     waits = device.type == "cpu"
     if len({tensor.device for tensor in tensors}) > 1:  # a text whose drafter was lost
         tensors = [tensor.to(device, non_blocking=not waits) for tensor in tensors]

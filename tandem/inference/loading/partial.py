@@ -2,7 +2,7 @@
 or all but some sublayers (Draft & Verify, Zhang et al., arXiv 2309.08168).
 
 A part is a decoder of its own from here on: layers and their positions in the KV pool are numbered
-anew, and what is left out is not kept in memory.
+from 0, and what is left out is not kept in memory.
 """
 
 from __future__ import annotations

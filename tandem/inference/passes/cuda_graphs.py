@@ -27,10 +27,10 @@ _log = structlog.get_logger(__name__)
 
 # Runs before the capture, in which operators choose their kernels and allocate their workspaces.
 _WARM_UPS = 2
-# A size for verifications has a tile for every so many rows. One with a tile a row is used where
+# Rows for each tile of a size for verifications. One with a tile a row is used where
 # that is too few.
 _ROWS_A_TILE = 4
-# From so many rows on, a row that is padded costs as much as one that is not.
+# Rows from which on one that is padded costs as much as one that is not.
 _BETWEEN = 64
 # Words of bits for the rows behind a trunk: trees, and what a verification feeds before them.
 _WORDS = 4

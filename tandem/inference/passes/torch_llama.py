@@ -48,7 +48,7 @@ class LlamaPass(nn.Module):
         self._embedding: Tensor = inner.embed_tokens.weight.detach()
         self._norm = RMSNorm(inner.norm)
         self.head = PlainLinear(model.lm_head.weight, model.lm_head.bias)
-        del model.lm_head  # its weights may be laid out anew
+        del model.lm_head  # its weights may get another layout
         self._rotations = Rotations(
             inner.rotary_emb, max_positions(model.config), self._embedding.device
         )

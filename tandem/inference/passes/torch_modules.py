@@ -113,7 +113,7 @@ def refuse_what_is_unknown(
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None)
     slides = getattr(config, "sliding_window", None) is not None
-    kind = getattr(module, "layer_type", None)  # a part's layers are numbered anew
+    kind = getattr(module, "layer_type", None)  # a part's layers are numbered from 0
     if kind is None and kinds and layer is not None and layer < len(kinds):
         kind = kinds[layer]
     if kind is not None:

@@ -21,7 +21,7 @@ _INSTALL = (
 )
 # Positions of a block, as vLLM chooses them.
 _BLOCK = {"cpu": 128, "cuda": 16}
-# Arguments that nobody else may set, besides those that `engine_arguments` has.
+# Arguments that only Tandem sets, besides those that `engine_arguments` has.
 _OWN = ("pipeline_parallel_size", "data_parallel_size", "scheduler_cls", "num_gpu_blocks_override")
 # The largest pass that the start measures: sequences and rows of each.
 _MEASURED = 16 * 17

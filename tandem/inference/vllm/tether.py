@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-# A machine that loses its power says nothing: after so many seconds of silence it is asked, and
+# A machine that loses its power says nothing: after these seconds of silence it is asked, and
 # after as many unanswered questions it is gone.
 _SILENT_SECONDS, _QUESTIONS = 5, 3
 
@@ -47,7 +47,7 @@ class Tether:
                 time.sleep(0.2)
 
     def close(self) -> None:
-        """From here on nobody is missed."""
+        """From here on no rank is missed."""
         self._closing = True
         for each in self._open:
             with suppress(OSError):  # not connected any more

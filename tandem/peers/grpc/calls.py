@@ -41,7 +41,7 @@ class CountingOn:
     hears: bool = False
 
     def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:
-        """Refuse an opening by a process that nobody has asked yet.
+        """Refuse an opening by a process that has not been asked yet.
 
         Raises:
             Unavailable: it is another one.

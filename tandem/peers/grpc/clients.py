@@ -74,7 +74,7 @@ class DrafterClient(Peer):
         return SequenceCall(self._now.link, drafter_pb2.DraftRequest, close, seconds, max_bytes)
 
     async def probe(self, reply: drafter_pb2.GetModelInfoResponse, seconds: float) -> None:
-        """Have it draft one token of a sequence that is nobody's; each answer may take a time.
+        """Have it draft one token of a sequence of no text; each answer may take a time.
 
         Raises:
             TandemError: it cannot.
@@ -140,7 +140,7 @@ class TargetClient(Peer):
         return SequenceCall(self._now.link, target_pb2.VerifyRequest, close, seconds, max_bytes)
 
     async def probe(self, reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
-        """Have it make two tokens of a sequence that is nobody's; each answer may take a time.
+        """Have it make two tokens of a sequence of no text; each answer may take a time.
 
         Raises:
             TandemError: it cannot.

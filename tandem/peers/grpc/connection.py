@@ -1,4 +1,4 @@
-"""A connection to whoever is at an address, which moves when credentials change or it is old."""
+"""A connection to the process at an address, which moves when credentials change or it is old."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Connection:
 
 
 class Peer(ABC):
-    """Whoever is at an address.
+    """The process at an address.
 
     Where the dialer's credentials change, and where the channel is old, what is begun from then on
     goes over a new one, as soon as the peer has answered on it; what is under way ends where it
@@ -170,7 +170,7 @@ class Peer(ABC):
         self._leaving[older] = asyncio.create_task(self._leave(older))
 
     async def _leave(self, older: _Connection) -> None:
-        # Whoever has asked for a sequence has begun it by then.
+        # A caller that has asked for a sequence has begun it by then.
         await asyncio.sleep(_HANDOVER_SECONDS)
         await older.link.drain()
         await older.close()

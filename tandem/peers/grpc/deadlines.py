@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# A stage that takes so many times as long as the longest of late is taken for one that hangs. A
+# A stage that takes this factor times as long as the longest of late is taken for one that hangs. A
 # load that grows has the longest of late grow with it.
 _TIMES = 5.0
 # How long a stage's time counts as of late, at least; twice as long at most.
@@ -63,7 +63,7 @@ class Deadlines:
         """Those of a sequence.
 
         Args:
-            patient: whether nobody could go on for it if it were given up.
+            patient: whether no other could go on for it if it were given up.
         """
         return Waits(self, patient)
 

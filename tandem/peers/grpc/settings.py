@@ -12,7 +12,7 @@ from tandem.settings import Names
 
 
 class PeerSettings(BaseSettings):
-    """What whoever asks drafters reads from its environment."""
+    """What a process that asks drafters reads from its environment."""
 
     drafters: Names = Field(
         ("127.0.0.1:50051",),

@@ -287,7 +287,7 @@ def common_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelI
 
 
 def longest_text(info: common_pb2.ModelInfo, nodes: int) -> int:
-    """Tokens of a sequence, with room in the cache for so many nodes of its drafts."""
+    """Tokens of a sequence, with room in the cache for the nodes of its drafts."""
     limit = int(info.max_length)
     return min(limit, max(int(info.cache_tokens) - nodes, 0)) if info.cache_tokens else limit
 
@@ -371,7 +371,7 @@ class Capabilities:
     @property
     def beside(self) -> int:
         """Nodes that a text's opening announces beside those of its trees: for probes, and for the
-        chain that they hang at; whoever drafts."""
+        chain that they hang at; whichever service drafts."""
         probes = self.feedback.probes
         own = probes and probes + (0 if self.largest.nodes else self.largest.gamma)
         others = 0 if self.without_drafters is None else self.without_drafters.beside

@@ -65,7 +65,7 @@ def _port(digits: str, target: str) -> int:
 
 
 def _address(server: str, target: str) -> str:
-    """Of the server to ask: its name would be one more to look up, and nobody to ask."""
+    """Of the server to ask: its name would be one more to look up, with no server to ask."""
     try:
         return str(ip_address(server.strip("[]")))
     except ValueError:
@@ -75,7 +75,7 @@ def _address(server: str, target: str) -> str:
 async def addresses_of(name: Name) -> list[str]:
     """Each address behind a name, with its port, sorted.
 
-    c-ares asks: hosts file, search domains and time-outs are the system's. It is made anew each
+    c-ares asks: hosts file, search domains and time-outs are the system's. It is made again each
     time, since it would keep an answer for as long as its records say: pods come sooner.
 
     Raises:

@@ -75,7 +75,7 @@ class Replicas(Generic[C]):
 
     @property
     def obstacle(self) -> TandemError | None:
-        """Why none serves, of one of them; None where nobody knows yet."""
+        """Why none serves, of one of them; None if it is not known yet."""
         for replica in self.known:
             if replica.obstacle is not None:
                 return replica.obstacle

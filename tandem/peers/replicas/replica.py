@@ -38,8 +38,8 @@ class Replica(Generic[C]):
     """A replica, followed for as long as its address is known.
 
     Its health is watched on the connection that texts go over. A connection that breaks ends the
-    watch, and whoever listens on the next one is asked anew what it serves. One that has failed a
-    text is asked anew too, and has to answer a probe: its health may say nothing of its engine.
+    watch, and the process at the next one is asked what it serves. One that has failed a
+    text is asked again too, and has to answer a probe: its health may say nothing of its engine.
 
     Attributes:
         client: its channel.
@@ -204,7 +204,7 @@ class Replica(Generic[C]):
     async def close(self) -> None:
         """Follow it no more, and close its channel."""
         self.serving = False
-        self.asked.set()  # nobody is to wait for what it will not be asked any more
+        self.asked.set()  # what it will not be asked any more is not to be waited for
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a text needs of others, whoever they are: a drafter, a target, and who chooses sizes."""
+"""What a text needs of others: a drafter, a target, and a policy that chooses sizes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tandem.speculation.tree import DraftSize
 _log = structlog.get_logger(__name__)
 
 
-# A text that has lost so many drafters goes on without: looking for another costs it more.
+# A text that has lost this number of drafters goes on without: looking for another costs it more.
 _MOST_LOSSES = 8
 # A drafter that was not asked for so long is let go, since its slot and memory are others'; before
 # a full one takes them back (FULL_IDLE_SECONDS).

@@ -135,7 +135,7 @@ class TextRecord:
 
     Args:
         spans: the text's; None for one that is not traced.
-        metrics: that hear of it; None where nobody reads them.
+        metrics: that hear of it; None if they are not read.
         model: the target's name, for them.
         remaining: seconds until the caller's deadline, now; None for none.
         front: that the request came by, "grpc" or "http".

@@ -72,7 +72,7 @@ class Stopping:
         ignore_eos: go on past end-of-text tokens.
         token_ids: end the text like an end-of-text token.
         strings: end the text where one first occurs.
-        min_tokens: until so many were generated, only `max_new_tokens` ends it.
+        min_tokens: until this number was generated, only `max_new_tokens` ends it.
     """
 
     max_new_tokens: int

@@ -112,7 +112,7 @@ class SequenceCall(Generic[Q, R]):
             return await self.hear(kind, seconds)
 
     def tell(self, request: Q, answers: int = 1) -> None:
-        """Send a request that has so many answers, each of which is to be heard.
+        """Send a request with a known number of answers, each of which is to be heard.
 
         Raises:
             TandemError: the sequence is over, or the request is larger than the peer takes.
@@ -195,7 +195,7 @@ class SequenceCall(Generic[Q, R]):
             while (await self._next_answer(CLOSE_SECONDS)).WhichOneof("result") != "ended":
                 pass
         except TimeoutError:
-            self._stream.retire()  # it may be what does not answer: nobody else waits on it
+            self._stream.retire()  # it may be what does not answer: no other call waits on it
         except TandemError:
             pass
         else:

@@ -15,7 +15,7 @@ from tandem.rpc.status import from_peer
 from tandem.rpc.streams.entries import StepResponse
 from tandem.rpc.streams.outbox import Outbox
 
-# That share a stream; what a message costs is shared well enough by so many.
+# That share a stream; what a message costs is then shared well enough.
 SEQUENCES_A_STREAM = 64
 # How long a peer may take to take a message in, or to end a stream that we have ended.
 _WRITE_SECONDS = 30.0
@@ -79,7 +79,7 @@ class Link(Generic[R]):
         return stream
 
     async def drain(self) -> None:
-        """Return when the last sequence has left; nobody is to join any more."""
+        """Return when the last sequence has left; none is to join any more."""
         while streams := [stream for stream in self._streams if not stream.ended]:
             for stream in streams:
                 stream.retire()
@@ -149,13 +149,13 @@ class SharedStream(Generic[R]):
         return self._last
 
     def send(self, number: int, message: bytes, answers: int = 1) -> None:
-        """Have a member's encoded request written, which has so many answers."""
+        """Have a member's encoded request written, which has a known number of answers."""
         self._members[number] += 1
         self._owed[number] = self._owed.get(number, 0) + answers
         self._outbox.put(message, number)
 
     def has_answer(self, number: int) -> bool:
-        """Whether an answer to a member, or the end of it, has come that nobody has taken."""
+        """Whether an answer to a member, or the end of it, has come and was not taken."""
         ended = number in self._ended or self._failure is not None
         return bool(self._early.get(number)) or ended
 
@@ -194,14 +194,14 @@ class SharedStream(Generic[R]):
             self._lingering = asyncio.get_running_loop().call_later(seconds, self.retire)
 
     def retire(self) -> None:
-        """Have nobody join any more, and end with the last member."""
+        """Let none join any more, and end with the last member."""
         self._retired = True
         if not self._members:
             self._outbox.finish()
             asyncio.get_running_loop().call_later(_END_SECONDS, self._call.cancel)
 
     async def close(self) -> None:
-        """End it now, with whoever is on it."""
+        """End it now, with its members."""
         self._retired = True
         if self._lingering is not None:
             self._lingering.cancel()
@@ -241,7 +241,7 @@ class SharedStream(Generic[R]):
             future.set_result(response)
         if response.WhichOneof("result") == "ended":
             self._ended[number] = response
-        elif owed := self._owed.get(number, 0):  # what nobody asked for is dropped
+        elif owed := self._owed.get(number, 0):  # what was not asked for is dropped
             self._owed[number] = owed - 1
             if not waited_for:
                 self._early.setdefault(number, deque()).append(response)

@@ -61,7 +61,7 @@ class Outbox:
         return gone
 
     async def room(self, most: int, most_bytes: int) -> None:
-        """Wait until no more than so many messages, and bytes of them, wait."""
+        """Wait until the messages that wait, and their bytes, are no more than allowed."""
         while len(self._waiting) > most or self._bytes > most_bytes:
             self._taken = asyncio.get_running_loop().create_future()
             await self._taken

@@ -70,7 +70,7 @@ class Patience:
 
 
 class _Watch:
-    """The one timer of an event loop; it rests while nobody waits."""
+    """The one timer of an event loop; it rests while no call waits."""
 
     _of: ClassVar[dict[asyncio.AbstractEventLoop, _Watch]] = {}
 

@@ -1,4 +1,4 @@
-"""A sequence as a service sees it: a state machine, whoever carries its messages."""
+"""A sequence as a service sees it: a state machine, whatever carries its messages."""
 
 from __future__ import annotations
 

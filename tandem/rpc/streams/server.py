@@ -34,7 +34,7 @@ _MAX_WAITING_BYTES = 4 << 20
 # How long a stream is new: its first request is behind it on the wire, if there is to be any.
 _NEW_SECONDS = 1.0
 # gRPC sends no status while a write is on its way, and a caller would wait for it for ever. A write
-# that nobody reads takes for ever itself.
+# that is not read takes for ever itself.
 _LAST_WRITE_SECONDS = 1.0
 # That a stream is read later for each of its requests that is refused for what it says: who sends
 # such ones without end leaves the others most of the service's time.

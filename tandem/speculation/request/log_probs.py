@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# As vLLM's: a reply of so many likeliest tokens is 20 times as large.
+# As vLLM's: a reply with this number of likeliest tokens is 20 times as large.
 MOST_TOP = 20
 # A message to a client has a message for each token, and one for each of the likeliest.
 _VALUE_BYTES, _ID_BYTES = 16, 8
@@ -15,7 +15,7 @@ class LogProbsWanted:
     """Which log probabilities a text comes with.
 
     Attributes:
-        top: of so many likeliest tokens at each place too; at most 20.
+        top: number of likeliest tokens at each place to tell of too; at most 20.
         processed: of the distribution that tokens are drawn from; else of the model's own, before
             shaping, temperature and truncation.
         prompt: of the prompt's tokens too, but for the first.

@@ -48,7 +48,7 @@ class Shaping:
             positive, and multiplies others (CTRL, arXiv 1909.05858). [0.01, 100]; 1 for none.
         frequency_penalty: subtracted for each time that a token was generated. [-2, 2].
         presence_penalty: subtracted once for a token that was generated. [-2, 2].
-        min_tokens: until so many were generated, `end_token_ids` are forbidden.
+        min_tokens: until this number was generated, `end_token_ids` are forbidden.
         end_token_ids: that would end the text.
         bad_words: sequences of tokens, the last of which is forbidden behind the others.
         grammar: that the text keeps to; None for none.

@@ -47,7 +47,7 @@ class HttpLoadGenerator(LoadGenerator):
         self._name = place.name or self._host
 
     async def __aenter__(self) -> Self:
-        """Raises Failure: nobody serves texts there."""
+        """Raises Failure: nothing serves texts there."""
         status = 0
         try:
             async with asyncio.timeout(_CONNECT_SECONDS), self._reply("GET", "/health") as found:

@@ -19,7 +19,7 @@ LEAVES = frozenset({"tokenize", "detokenize", "send", "close"})
 ROUND = "round"
 HOLDERS = frozenset({"open", ROUND})
 CALL = "call."
-# The attribute of a step's span that the caller wrote, since nobody asked the service for it.
+# The attribute of a step's span that the caller wrote, since the service was not asked for it.
 INSIDE = "tandem.inside"
 
 
