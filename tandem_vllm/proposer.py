@@ -54,8 +54,8 @@ class Proposer:
         check_version()
         check_arguments(vllm_config)
         mend()
-        # Where one text is nearly as long as may be, vLLM would ask no drafter at all, and take zeros
-        # for drafts. What is asked for here fits.
+        # Where one text is nearly as long as may be, vLLM would ask no drafter at all, and would
+        # take zeros for drafts. What is asked for here fits.
         GPUModelRunner._input_fits_in_drafter = lambda _, metadata: metadata is not None
         self.settings = settings = read_settings(PluginSettings)
         logs.configure(_SERVICE, settings.log_level, settings.log_format, _LOGGERS)

@@ -15,7 +15,7 @@ from tandem.speculation.tree import DraftSize
 # Ranking takes far longer than the rest of a choice, and little changes from round to round. Of
 # several texts, fewer rounds say as much.
 _RANK_EVERY, _TELL_EVERY = 8, 4
-# While nothing is drafted, one text at a time drafts for so many rounds, which shows whether the
+# While nothing is drafted, one text at a time drafts for a few rounds, which shows whether the
 # drafter is good again. Such samples may cost as large a share of the time.
 _SAMPLE, _SHARE = 4, 0.01
 # A kind's round time is learnt only while its texts outnumber the other kind's by this factor.

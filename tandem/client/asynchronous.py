@@ -180,7 +180,7 @@ async def _connect(endpoint: Endpoint, seconds: float) -> grpc.aio.Channel:
     """A channel to somebody who answers, within some seconds.
 
     Raises:
-        Lost: nobody does.
+        Lost: no orchestrator does.
         TimedOut: that was too short to know.
     """
     channel = endpoint.connect()

@@ -35,7 +35,7 @@ class DraftSequence:
         state: the drafting method's own.
         feedback: what is known of the target's passes, as far as the method wants it.
         shaped: what the request does to the logits, at the end of all that was emitted; None for
-            nothing. Whoever has it moves it on. At a drafter it is for the acceptance's sake:
+            nothing. Its holder moves it on. At a drafter it is for the acceptance's sake:
             drafts are exact without it.
         threshold: below which a drafted token ends a draft, where the method has one.
         assumed: last ones of `token_ids` that are not emitted yet, where another method drafted

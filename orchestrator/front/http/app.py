@@ -284,7 +284,7 @@ class HttpFront:
             await call.reply(await answer.whole(call.receive))
 
     async def _read(self, call: HttpCall, kind: type[B]) -> B:
-        """The body of a call, of which so many are read at once as calls may be answered.
+        """The body of a call, of which as many are read at once as calls may be answered.
 
         Raises:
             Exhausted: too many are being read.

@@ -182,7 +182,7 @@ def _retrace(
     size: int,
     parent: int,
 ) -> None:
-    """Append the nodes below one of a tree, of `left` levels and at most so many nodes with it."""
+    """Append the nodes below one of a tree, of `left` levels and at most `nodes` nodes with it."""
     depth = values.shape[0] - left
     # Of equal ones the fewest: nodes that are never kept cost rows.
     rank, sizes = int(values[left, :, size].argmax()), []

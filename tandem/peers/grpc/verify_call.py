@@ -272,7 +272,7 @@ class VerifyCall:
         )
 
     def _log_probs_of(self, message: common_pb2.LogProbs, count: int) -> list[TokenLogProb]:
-        """Those of so many tokens.
+        """Those of a number of tokens.
 
         Raises:
             PeerFailure: they are not as many, or not what they should be.
