@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 
 # Sequences in a pass, rows of each, nanoseconds.
 PassTime = tuple[int, int, float]
@@ -25,7 +26,7 @@ class Profile:
     """
 
     def __init__(self, measured: Sequence[PassTime] = ()) -> None:
-        passes = {each[:2]: each[2] for each in measured if min(each) > 0}
+        passes = {each[:2]: each[2] for each in measured if all(0 < x < inf for x in each)}
         self.known = bool(passes)
         self._levels: dict[int, list[tuple[float, float]]] = {}
         for (sequences, rows), nanoseconds in sorted(passes.items()) or _NOMINAL:
@@ -46,14 +47,14 @@ class Profile:
         self.at = lru_cache(maxsize=1024)(self._at)
 
     def rows_within(self, nanoseconds: float, rows: float = 0) -> float:
-        """Rows of prompts that make a pass take so much longer.
+        """How many rows of prompts make a pass take that much longer.
 
         Args:
             nanoseconds: that they may take.
             rows: that the pass has besides.
         """
-        if len(self._by_rows) == 1:
-            return nanoseconds
+        if len(self._by_rows) == 1:  # further rows cost nothing, as far as is known
+            return inf
         end = _on_line(self._by_rows, rows) + nanoseconds
         at = bisect_left([time for _, time in self._by_rows], end)
         at = min(max(at, 1), len(self._by_rows) - 1)

@@ -205,8 +205,8 @@ class ModelSettings(ServiceSettings):
         0.75,
         gt=0,
         le=100,
-        description="how much longer prompts may make a forward pass that they share with running"
-        " sequences, as a share of its time; used if PREFILL_CHUNK is 0",
+        description="with 0.75, prompts may make a forward pass that they share with running"
+        " sequences take 1.75 times as long; used if PREFILL_CHUNK is 0",
     )
     graph_rows: int = Field(
         512,

@@ -51,7 +51,7 @@ class BatchLimits:
         rows = max(sum(job.tokens for job in running), 1)
         together = self.profile.at(sequences, rows / sequences)
         found = self.profile.rows_within(self.prefill_share * together, rows)
-        return min(max(round(found), 1), self.token_budget)
+        return round(min(max(found, 1), self.token_budget))
 
     @property
     def chunk_alone(self) -> int:
@@ -59,8 +59,8 @@ class BatchLimits:
         had fewer than a chunk, for prompts that one step completes."""
         if self.prefill_chunk:
             return self.prefill_chunk
-        rows = round(self.profile.rows_within(_ROWS_ALONE * self.profile.at(1, 1)))
-        return min(max(rows, 1), _LARGEST_ALONE)
+        rows = self.profile.rows_within(_ROWS_ALONE * self.profile.at(1, 1))
+        return round(min(max(rows, 1), _LARGEST_ALONE))
 
 
 # Passes of which a draft is made.

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.batch.tiles import FEW
 from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import PROMPT_ROWS, is_whole, profile_of
 from tandem.inference.compatibility import check_support
@@ -118,12 +117,10 @@ class Decoder(Model):
             return
         try:
             with torch.inference_mode():
-                # Where captured passes end: on an H100 17 rows take 1.5 to 3.3 times as long as 5.
-                jumps = () if backend.graphs is None else (FEW,)
                 at_most = min(longest, self.about.max_length)
                 # A row of a prompt costs a device far less than one more of a few.
                 prompts = PROMPT_ROWS if self.device.type == "cuda" else ()
-                self.pass_times = profile_of(backend, at_most, jumps, prompts)
+                self.pass_times = profile_of(backend, at_most, prompts)
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
 from tandem.profile import Profile
@@ -56,4 +58,8 @@ def test_rows_of_prompts_are_told_apart_from_rows_of_many_sequences() -> None:
 
 
 def test_a_single_measurement_says_that_rows_cost_nothing() -> None:
-    assert Profile([(1, 1, 100)]).rows_within(75) == 75
+    assert Profile([(1, 1, 100)]).rows_within(75) == inf
+
+
+def test_a_damaged_record_says_nothing() -> None:
+    assert not Profile([(1, 1, nan), (1, 5, inf)]).known

@@ -859,7 +859,9 @@ class PassTime(google.protobuf.message.Message):
     sequences: builtins.int
     """sequences that share the pass."""
     rows: builtins.int
-    """rows of each of them: tokens whose successors are computed."""
+    """rows of each of them: its new tokens. Of more than 100 only the last one's successor is computed,
+    as in a prompt.
+    """
     nanoseconds: builtins.int
     """nanoseconds of the pass."""
     def __init__(

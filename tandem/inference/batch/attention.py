@@ -5,6 +5,8 @@ On a CPU one call per sequence is fastest. A device gets one call for all sequen
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
@@ -41,7 +43,7 @@ def attend(
     Returns:
         [T, Hq, Dv].
     """
-    if batch.tiles is not None and not _is_long(batch, query, window, softcap):
+    if batch.tiles is not None and not _is_long(batch, query, values, window, softcap):
         tiles, rows = batch.tiles.seen(window)
         return kernel.attend(
             query,
@@ -78,7 +80,7 @@ def _attend_one(
     """[1, Hq, n, Dv] of one sequence's n new tokens."""
     heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
     count, end = segment.count, segment.start + segment.length
-    if _by_flash(query, segment, window, softcap):
+    if _by_flash(query, values, segment, window, softcap):
         k, v = (states.narrow(2, segment.start, segment.length) for states in (keys, values))
         q = query.narrow(2, segment.first, count)
         seen_by = causal_lower_right(count, segment.length)
@@ -101,13 +103,19 @@ def _attend_one(
     return out if groups == 1 else out.reshape(1, heads * groups, count, -1)
 
 
-def _is_long(batch: PackedBatch, query: Tensor, window: int | None, softcap: float | None) -> bool:
+def _is_long(
+    batch: PackedBatch, query: Tensor, values: Tensor, window: int | None, softcap: float | None
+) -> bool:
     """Whether a batch is a long chunk of a prompt, which torch's own kernel computes faster."""
     first, *others = batch.segments
-    return not others and first.count >= _LONG and _by_flash(query, first, window, softcap)
+    if others or first.count < _LONG:
+        return False
+    return _by_flash(query, values, first, window, softcap)
 
 
-def _by_flash(query: Tensor, segment: Segment, window: int | None, softcap: float | None) -> bool:
+def _by_flash(
+    query: Tensor, values: Tensor, segment: Segment, window: int | None, softcap: float | None
+) -> bool:
     """Whether flash attention computes a segment: the chunk of a prompt, without a mask, which
     would have as many elements as all scores."""
     return (
@@ -117,7 +125,15 @@ def _by_flash(query: Tensor, segment: Segment, window: int | None, softcap: floa
         and segment.branches is None
         and softcap is None
         and (window is None or window >= segment.length)
+        and query.shape[-1] == values.shape[-1] <= 256
+        and query.shape[-1] % 8 == 0
+        and _has_flash(query.device)
     )
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _soft_capped(

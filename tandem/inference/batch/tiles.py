@@ -80,6 +80,7 @@ class Tiles:
         beside: np.ndarray = _NOTHING,
     ) -> None:
         self._device, self._room = device, room
+        windows = tuple(dict.fromkeys(windows))
         self._lay(segments)
         self._sent = Sent(device, beside, *(self._look(window) for window in windows))
         self.beside, *seen = self._sent.views

@@ -24,7 +24,7 @@ from tandem.inference.output import PassOutput
 # At least as many tokens are fed.
 SHORTEST = 12
 # As many as the start feeds: rows enough that the largest of their differences is no chance; and,
-# where caches have blocks or tiles, into the third of them.
+# where caches have blocks, into the third of them.
 SHORT, LONG = 24, 72
 
 

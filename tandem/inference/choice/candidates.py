@@ -57,12 +57,11 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copied
 
 
-def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()) -> Backend:
+def by_torch(model: PreTrainedModel, of_layers: Layers = ()) -> Backend:
     """The torch back end of any model; the layout of the weights may change.
 
     Args:
         model: in its final dtype, on its device.
-        trees: whether sequences may have branches; a device then compiles attention for them too.
         of_layers: whose hidden states it gives.
 
     Raises:
@@ -70,10 +69,6 @@ def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()
     """
     device, dtype = model.device, model.dtype
     together = one_call.worthwhile(device)
-    if device.type == "cuda":
-        # torch prefers cuDNN's attention on a Hopper or Blackwell card. That makes a plan in each
-        # thread for each length of a text: 23 to 37 ms, where a pass takes 10.
-        torch.backends.cuda.enable_cudnn_sdp(False)
     texts = _texts(model, LONG if together else SHORT)
     short = min(SHORT, len(texts.first))
     try:
@@ -103,7 +98,7 @@ def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()
         raise cannot_serve(model, error) from error
     require_agreement(model, compared)
     if together:
-        backend = one_call.in_one_call(model, backend, plain, trees) or backend
+        backend = one_call.in_one_call(model, backend, plain) or backend
         backend.tolerance = tolerance
     _try_tree(model, backend, plain)
     return backend

@@ -134,7 +134,7 @@ def choose_backend(
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
-        return BackendChoice(by_torch(model, trees, of_layers))
+        return BackendChoice(by_torch(model, of_layers))
     # OpenVINO has kernels of its own.
     slower = 1.0 if engine == "openvino" else speed.times_as_slow(model)
     if slower > _SLOW:
@@ -151,10 +151,10 @@ def choose_backend(
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
     backend = _made(first, served, record, of_layers, trees)
     if backend is None:  # one warning is enough: nothing else is tried
-        return BackendChoice(by_torch(model, trees, of_layers), record=record)
+        return BackendChoice(by_torch(model, of_layers), record=record)
     for_trees, trial = None, None
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
-        for_trees = by_torch(sharing_weights(rest), trees, of_layers)
+        for_trees = by_torch(sharing_weights(rest), of_layers)
     if rest is not None and others:
         shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
         trial = BackendTrial(rest, others, record, shapes, of_layers)
@@ -183,7 +183,7 @@ def _made(
     """A back end; None, and one warning, if OpenVINO cannot compute this model."""
     if way.engine == "openvino":
         return by_openvino(model, record, of_layers)
-    return by_torch(model, trees, of_layers)
+    return by_torch(model, of_layers)
 
 
 def _forget_weights(model: nn.Module) -> None:

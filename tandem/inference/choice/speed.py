@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from tandem.errors import first_line
 from tandem.inference.check.probe import Computes
 from tandem.inference.check.texts import ordinary_tokens
 from tandem.inference.choice.candidates import SPARE
@@ -69,31 +70,38 @@ def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[
     return speeds
 
 
-def profile_of(
-    backend: Computes, longest: int, jumps: Sequence[int] = (), prompts: Sequence[int] = ()
-) -> list[PassTime]:
+def profile_of(backend: Computes, longest: int, prompts: Sequence[int] = ()) -> list[PassTime]:
     """What passes of an idle back end take, each with a short text before it.
 
     Args:
         backend: with its pool, of which nothing is reserved.
         longest: positions of its longest sequence.
-        jumps: numbers of rows that are measured too, as one more row takes far longer.
-        prompts: numbers of rows of one sequence alone, as a prompt has; shorter where the longest
-            sequence is.
+        prompts: numbers of rows of one sequence alone, as a prompt has; fewer if that is longer
+            than the longest sequence.
 
     Returns:
-        For each number of sequences the same numbers of rows; the best of three times.
+        For each number of sequences the same numbers of rows, as many as there is time for, and
+        then the prompts; the best of three times.
     """
     context = min(_CONTEXT, longest // 2)
-    shapes = [rows for rows in sorted({*_ROWS, *jumps}) if context + rows <= longest]
+    found = _of_few_rows(backend, longest, context)
+    for rows in sorted({min(rows, longest - context) for rows in prompts}):
+        cache = backend.pool.reserve(context + rows)
+        if cache is None:
+            continue
+        try:
+            found.append((1, rows, _best(backend, [cache], rows, context, wanted=1)))
+        except RuntimeError as error:  # as if there were no room
+            _log.warning("the rows of prompts are not measured", reason=first_line(error))
+        finally:
+            backend.pool.release(cache)
+    return found
+
+
+def _of_few_rows(backend: Computes, longest: int, context: int) -> list[PassTime]:
+    shapes = [rows for rows in _ROWS if context + rows <= longest]
     caches: list[Any] = []
     found: list[PassTime] = []
-    for rows in sorted({min(rows, longest - context) for rows in prompts}):
-        if cache := backend.pool.reserve(context + rows):
-            try:
-                found.append((1, rows, _best(backend, [cache], rows, context, wanted=1)))
-            finally:
-                backend.pool.release(cache)
     until = time.perf_counter() + _PROFILE_SECONDS
     try:
         for sequences in _SEQUENCES:

@@ -9,7 +9,7 @@ from tandem.inference.kernels.operators import register
 
 # Bits of a word.
 WORD = 32
-# Programs of a tile that may count one another.
+# Programs of a tile, at most, where several splits are merged.
 COUNTED = 128
 # Programs that keep a device busy: two for each processor of the largest cards.
 _PROGRAMS = 320

@@ -43,7 +43,9 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # blocks that torch has cached since the start are free too
-        return int(torch.cuda.mem_get_info(device)[0])
+        # And so are parts of blocks that it cannot return.
+        parts = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + parts
     return min(_free_in_machine(), _free_in_container())
 
 

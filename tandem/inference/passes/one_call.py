@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tandem.errors import first_line
 from tandem.inference.batch.tiles import FEW, ONE
 from tandem.inference.check.plain import Plain
-from tandem.inference.check.probe import SHORT, probe, probe_tree, require_agreement
+from tandem.inference.check.probe import SHORT, probe, require_agreement
 from tandem.inference.check.texts import ordinary_tokens
 from tandem.inference.compatibility import max_positions
 from tandem.inference.feed import Feed
@@ -20,28 +20,25 @@ from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)
 
-# Texts of the batches for which kernels are compiled: one, whose positions are split, and more
-# than leave a split to any, were there a single key head.
+# Texts of the batches for which kernels are compiled: one, whose positions are split, and enough
+# for no split, even with a single key head.
 _TOGETHER = (1, 161)
 # Rows of each, for each size of a tile.
 _ROWS = (1, ONE + 1, FEW + 1)
 
 
 def worthwhile(device: torch.device) -> bool:
-    """Whether attention of many sequences in one call may be worth its compilation time."""
+    """Whether to try attention of many sequences in one call."""
     return device.type == "cuda"
 
 
-def in_one_call(
-    model: PreTrainedModel, plain_calls: Backend, plain: Plain, trees: bool
-) -> Backend | None:
+def in_one_call(model: PreTrainedModel, plain_calls: Backend, plain: Plain) -> Backend | None:
     """A back end whose attention takes all sequences of a batch at once.
 
     Args:
         model: to compute.
         plain_calls: the same pass with a call for each sequence.
         plain: the model's own rows.
-        trees: whether sequences may have branches.
 
     Returns:
         The back end; None, and one warning, if that fails: kernels need a device that Triton
@@ -62,8 +59,6 @@ def in_one_call(
         )
         for part in (min(SHORT, length), length):
             require_agreement(model, probe(backend, plain, part))
-        if trees:
-            require_agreement(model, probe_tree(backend, plain))
         _compile(backend, max_positions(model.config.get_text_config()) - 1)
     except Exception as error:  # the compiler may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -125,7 +125,8 @@ class Rotations:
         longest = max(segment.reach for segment in batch.segments)
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
-            count = max(longest, min(count, self._max_positions))
+            if longest <= self._max_positions:
+                count = min(count, self._max_positions)
             positions = torch.arange(count, device=self._turns.device)
             like = torch.empty(0, dtype=torch.float32, device=self._turns.device)
             cos, sin = self._rotary(like, positions[None])

@@ -94,10 +94,12 @@ class Pair:
 
     @property
     def shares_a_gpu(self) -> bool:
-        """Whether both models are on the same one."""
+        """Whether a target and a drafter with a model are on the same one, as these options say."""
+        if self.drafter == NO_DRAFTER or self._recipe == _ALONE or not self._drafter_model():
+            return False
         devices = [device or "cpu" for device in (self.target_device, self.drafter_device)]
         names = {"cuda:0" if device == "cuda" else device for device in devices}
-        return self.drafter != NO_DRAFTER and len(names) == 1 and names.pop().startswith("cuda")
+        return len(names) == 1 and names.pop().startswith("cuda")
 
     def settings(self) -> dict[str, dict[str, str]]:
         """Settings by service, without their prefixes.

@@ -32,7 +32,7 @@ def test_the_start_notices_mistakes_alone(
     monkeypatch.setattr(candidates, "choose_layout", lambda _: None)  # by a measurement
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
     if mistake is None:
-        assert candidates.by_torch(copy.deepcopy(model), trees=True).takes_trees
+        assert candidates.by_torch(copy.deepcopy(model)).takes_trees
         return
     mistake(monkeypatch)
     with pytest.raises(StartupError, match="differs from a plain pass") as refused:

@@ -93,7 +93,8 @@ _DraftsInside = Annotated[
     bool | None,
     typer.Option(
         help="The target drafts by the recipe in its own process; no drafter is started. Faster on"
-        " one machine, and the default where both models are on one GPU.",
+        " one machine, and the default where both models are on one GPU and no TANDEM_DRAFTER_*"
+        " variable is set.",
         show_default=False,
         rich_help_panel=_SPECULATION,
     ),
@@ -232,7 +233,9 @@ def up(
             recipe=recipe,
             inside=bool(drafts_inside),
         )
-        if drafts_inside is None and pair.shares_a_gpu:
+        # A drafter's settings say more than a target's own drafts follow.
+        free = not any(name.startswith("TANDEM_DRAFTER_") for name in os.environ)
+        if drafts_inside is None and free and pair.shares_a_gpu:
             pair = replace(pair, inside=True)
             err.print(
                 "Both models are on one GPU: the target drafts in its own process, since the"

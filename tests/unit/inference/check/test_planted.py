@@ -95,4 +95,4 @@ def test_the_start_refuses(
 @pytest.mark.parametrize("make", WEIGHTS)
 @torch.inference_mode()
 def test_the_start_serves(make: object, dtype: torch.dtype) -> None:
-    assert by_torch(copy.deepcopy(weights(make)).to(dtype), trees=True).takes_trees
+    assert by_torch(copy.deepcopy(weights(make)).to(dtype)).takes_trees

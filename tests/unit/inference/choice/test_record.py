@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from tandem.inference import decoder as decoder_module
 from tandem.inference import disk_cache
 from tandem.inference.choice import choose as choice
+from tandem.inference.choice import speed
 from tandem.inference.choice.choose import choose_backend
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.choice.speed import profile_of
@@ -152,6 +153,38 @@ def test_passes_are_measured_as_far_as_the_memory_reaches(positions: int, known:
         passes = profile_of(decoder._backends.current, 64)
     assert decoder.free_positions == decoder.positions
     assert {sequences for sequences, _, _ in passes} == known
+
+
+@torch.inference_mode()
+def test_prompts_are_measured_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = decoder_over(random_llama(1), "tiny", at_most=400)._backends.current
+    passes = profile_of(backend, 300, (32, 256, 2048))
+    assert [rows for sequences, rows, _ in passes if sequences == 1] == [1, 5, 17, 32, 236]
+    assert backend.pool.free_positions == backend.pool.positions
+    small = decoder_over(random_llama(1), "tiny", at_most=100)._backends.current
+    assert [rows for _, rows, _ in profile_of(small, 300, (256,))] == [1, 5, 17]
+    # However slow they are, the passes of one sequence are all there.
+    monkeypatch.setattr(speed, "_PROFILE_SECONDS", 0.0)
+    shapes = [(sequences, rows) for sequences, rows, _ in profile_of(backend, 300, (32,))]
+    assert shapes == [(1, 1), (1, 5), (1, 17), (1, 32)]
+
+
+@torch.inference_mode()
+def test_prompts_that_a_device_cannot_hold_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = decoder_over(random_llama(1), "tiny", at_most=400)._backends.current
+    best = speed._best
+
+    def failing(backend: Any, caches: Any, rows: int, *others: Any, **named: Any) -> int:
+        if rows > 100:
+            raise torch.OutOfMemoryError("of the device")
+        return best(backend, caches, rows, *others, **named)
+
+    monkeypatch.setattr(speed, "_best", failing)
+    passes = profile_of(backend, 300, (256,))
+    assert {rows for _, rows, _ in passes} == {1, 5, 17}
+    assert backend.pool.free_positions == backend.pool.positions
 
 
 @pytest.mark.parametrize("profiles", ["[]", '{"a": 1}', '{"a": [[1, 2]]}', '{"a": [["x", 1, 1]]}'])

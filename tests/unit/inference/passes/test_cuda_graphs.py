@@ -170,15 +170,6 @@ def test_others_are_not_written_to(pair: list[Decoder]) -> None:
             assert bool((states[:, first.start + 16 : last.start] == 7.0).all())
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_passes_are_measured_where_the_graphs_end(pair: list[Decoder]) -> None:
-    measured = []
-    for decoder in pair:
-        decoder.measure(LONGEST)
-        measured.append({rows for _, rows, _ in decoder.pass_times})
-    assert measured == [{1, 5, FEW, 17}, {1, 5, 17}]
-
-
 @torch.inference_mode()
 def test_the_start_holds_every_size_to_the_pass(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
