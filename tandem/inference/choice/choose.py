@@ -149,7 +149,7 @@ def choose_backend(
     others = [] if record.clear else [way for way in ways if way != first]
     rest = sharing_weights(model) if others or trees else None
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
-    backend = _made(first, served, record, of_layers, trees)
+    backend = _made(first, served, record, of_layers)
     if backend is None:  # one warning is enough: nothing else is tried
         return BackendChoice(by_torch(model, of_layers), record=record)
     for_trees, trial = None, None
@@ -178,7 +178,6 @@ def _made(
     model: PreTrainedModel,
     record: StartRecord,
     of_layers: Layers,
-    trees: bool = False,
 ) -> Backend | None:
     """A back end; None, and one warning, if OpenVINO cannot compute this model."""
     if way.engine == "openvino":

@@ -43,10 +43,10 @@ def test_every_recipe_runs_with_the_models_of_its_image() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_runs_as_root_or_installs_in_the_last_stage(name: str) -> None:
-    # vLLM needs a compiler.
-    runtime = "runtime-vllm" if name == "target-vllm" else "runtime"
+    # A GPU's kernels need a compiler.
+    runtime = "runtime" if name == "orchestrator" else "runtime-inference"
     assert f"FROM {runtime} AS {name}\n" in CONTAINERFILE
-    assert STAGES["runtime-vllm"].endswith("USER 65532:65532\n\n")
+    assert STAGES["runtime-inference"].endswith("USER 65532:65532\n\n")
     assert "USER 65532:65532" in STAGES["runtime"]
     for stage in (STAGES["runtime"], STAGES[name]):
         assert "RUN " not in stage
