@@ -157,6 +157,10 @@ class DrawTogether:
 class Decide:
     """Have a rule decide a draft; the answer is `DeviceVerdict`.
 
+    The drafted tokens of a path from place 0 on are *accepted*; its last place is the verdict's.
+    One more token follows there: a *correction*, drawn from the rule's residual, where drafted
+    tokens were rejected, or a *bonus*, drawn from the target's row, where none were.
+
     Attributes:
         rule: that decides, and takes such drafts.
         draft: may be empty; or a chain that is on the device, where `scored` is.

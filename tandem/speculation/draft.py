@@ -20,7 +20,8 @@ _NO_WEIGHTS = np.empty(0, np.uint16)
 class Draft:
     """Drafted tokens, the nodes of a tree; the rows are concatenated, as on the wire.
 
-    Place 0 is the position after the last emitted token, place i + 1 the one after node i.
+    A *place* is where one token goes: place 0 after the last emitted token, place i + 1 after
+    node i.
 
     Attributes:
         token_ids: of the N nodes, in the order in which they were drawn.
