@@ -178,17 +178,27 @@ class Graphs:
         self._graphs: list[Graph] = []
         # The largest first, so that the others fit into its memory.
         for room in reversed(rooms(rows)):
-            graph = Graph(
-                compute=compute,
-                pool=pool,
-                room=room,
-                longest=longest,
-                output=output,
-                device=device,
-                memory=memory,
-                states=states,
-                windows=windows,
-            )
+            try:
+                graph = Graph(
+                    compute=compute,
+                    pool=pool,
+                    room=room,
+                    longest=longest,
+                    output=output,
+                    device=device,
+                    memory=memory,
+                    states=states,
+                    windows=windows,
+                )
+            except torch.OutOfMemoryError as error:
+                if self._graphs or room.rows == 1:
+                    raise
+                _log.warning(
+                    "passes of this size are not captured as CUDA graphs",
+                    rows=room.rows,
+                    reason=first_line(error),
+                )
+                continue
             output = graph.output
             self._graphs.insert(0, graph)
 

@@ -266,6 +266,27 @@ def test_what_cannot_be_captured_is_one_warning(
     assert serve(decoders, random.Random(2), 5) == 0.0
 
 
+@torch.inference_mode()
+def test_the_largest_sizes_are_left_out_where_memory_is_short(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making = Graph.__init__
+
+    def make(self: Graph, **given: Any) -> None:
+        if given["room"].rows > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        making(self, **given)
+
+    monkeypatch.setattr(Graph, "__init__", make)
+    with capture_logs() as logs:
+        decoders = pair_of(ARCHITECTURES[0])
+    rows = [line["rows"] for line in logs if line["log_level"] == "warning"]
+    assert rows == [32, 32, 16, 16]
+    replays = recorder.replays
+    assert serve(decoders, random.Random(3), 5) < 1e-5
+    assert recorder.replays > replays
+
+
 # Mutants: what stays as it was captured.
 
 
