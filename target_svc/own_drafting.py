@@ -41,7 +41,8 @@ class OwnDrafting:
 
         Args:
             decision: the verdict.
-            told: what its feedback is: of what others want, states that are the same are kept.
+            told: what was asked for of its feedback. If that was a drafter's wish and not this
+                one's own, its states are kept where both want the same layers.
         """
         self.news += decision.emitted
         if self.untold:  # of rounds before this one

@@ -133,7 +133,7 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
 
 
 def _told_of_prompt(sequence: TargetSequence) -> FeedbackWanted | None:
-    """Hidden states of the prompt: the drafter's, or else those of the target's own."""
+    """Whose wish the prompt's hidden states follow: the drafter's, else the target's own one's."""
     own = None if sequence.own is None else sequence.own.wanted
     for wanted in (sequence.request.feedback, own):
         if wanted is not None and wanted.columns:
@@ -277,7 +277,8 @@ def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:
     """The decision, cut at the first place of its path behind which no token may come.
 
     What comes behind such a place was decided by a distribution that no model has. The text ends
-    there, so that the law of what is kept is the law up to there.
+    there, so that the law of what is kept is the law up to there. Its feedback is not cut, since no
+    drafter is asked any more.
     """
     draft = decision.draft
     rows = draft.row_of_places()

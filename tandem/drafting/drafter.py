@@ -142,9 +142,8 @@ class Drafter(ABC):
             round_: number of the round.
             emitted: token ids, at least one.
             size: of the draft.
-            feedback: that came since the last draft, in the order of its rounds; with predictions
-                if the last one is of the last draft's round, and what was emitted is that round's
-                alone.
+            feedback: that came since the last draft, in the order of its rounds. It has predictions
+                only if one round has passed since then, and that round used the last draft.
         """
         sequence.feedback.hear(feedback)
         self.observe(sequence, emitted)

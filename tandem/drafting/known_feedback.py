@@ -16,7 +16,7 @@ class KnownFeedback:
     Attributes:
         end: the position behind the run's last one; 0 before the first.
         predicted: where the drafter wants any and drafted for that round; else None.
-        last: all that was told of the last round; None where nothing was.
+        last: what was told of the newest round since the last draft; None if nothing was.
     """
 
     end: int = 0

@@ -81,7 +81,7 @@ class DeviceFeedback:
         round: of the verdict.
         position: of the last token before the draft, in the text.
         prompt_states: positions before that one whose states come along.
-        ids: [R, K] likeliest tokens of all jobs of the step that want as many, the likeliest first;
+        ids: [R, K] the K likeliest tokens of each row, of all jobs of the step that want K of them;
             None where no predictions are wanted.
         weights: [R, K] theirs, 0 where they are too unlikely; None with one token a row.
         first: the job's first row of these.

@@ -44,7 +44,7 @@ class FeedbackWanted:
         probes: most probes of a draft.
         probe_tokens: extra embeddings of the target that the probes name.
         made_for: weights fingerprint of the target that the drafter was trained for; empty for any.
-        columns: where the layers stand among those that a target gives; its own to fill in.
+        columns: where the layers stand among those that a target gives; only a target fills it in.
         on_device: states stay on the device; else they come to the host with the verdict.
     """
 
@@ -81,7 +81,8 @@ class FeedbackWanted:
         return replace(self, top=0)
 
     def of(self, given: Sequence[int], *, on_device: bool = False) -> FeedbackWanted:
-        """The same, told by a target that gives these layers, all of the wanted ones among them."""
+        """The same wish of a target that gives the layers `given`; all that are wanted are among
+        them."""
         columns = tuple(given.index(layer) for layer in self.layers)
         return replace(self, columns=columns, on_device=on_device)
 

@@ -797,7 +797,9 @@ class ModelInfo(google.protobuf.message.Message):
     that has any.
     """
     tells_log_probs: builtins.bool
-    """tells_log_probs: a target gives the log probabilities that OpenSequence.log_probs asks for."""
+    """tells_log_probs: a target gives the log probabilities that OpenSequence.log_probs asks for. Of a
+    drafter it says nothing.
+    """
     cache_tokens: builtins.int
     """cache_tokens is the most tokens that all sequences together may hold, each counted with its
     greatest possible length; 0 if only max_sequences bounds them.

@@ -886,7 +886,7 @@ Global___Stages: typing_extensions.TypeAlias = Stages
 
 @typing.final
 class Effective(google.protobuf.message.Message):
-    """Effective lists every value that was in effect."""
+    """Effective lists the values in effect that decide the text."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

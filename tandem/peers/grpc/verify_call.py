@@ -154,7 +154,7 @@ class VerifyCall:
             round=round_,
             position=position,
             draft=drafted.payload if drafted else None,
-            # Without a drafter it would not be read.
+            # A plain round brings none: the drafter's states have a gap there.
             feedback=drafted is not None and self._feedback is not None,
         )
         message = target_pb2.SequenceRequest(verify=step)

@@ -192,7 +192,7 @@ def require_same_feedback(
 def wanted_feedback(
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
 ) -> common_pb2.FeedbackSpec | None:
-    """What drafters want of the target: a text says it once, whichever of them it gets."""
+    """What drafters want of the target, the same for all: a text says it once, when it opens."""
     return next((reply.feedback for reply in drafters if wants_feedback(reply)), None)
 
 
@@ -208,7 +208,7 @@ def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> Fee
 
 
 def wants_feedback(reply: drafter_pb2.GetModelInfoResponse) -> bool:
-    """Whether a drafter asks for any."""
+    """Whether a drafter asks for any, also of a kind that a later version knows."""
     return bool(reply.feedback.ByteSize())
 
 

@@ -234,7 +234,7 @@ class TextTarget(Protocol):
     async def open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
     ) -> VerdictReply | None:
-        """Prefill and draw the first token; with a carry none is drawn.
+        """Prefill and draw the first token; none is drawn if a carry with levels continues a text.
 
         Args:
             prompt: the text so far.

@@ -373,7 +373,7 @@ class SequenceResponse(google.protobuf.message.Message):
 
     @property
     def verdict(self) -> Global___Verdict:
-        """verdict answers verify."""
+        """verdict answers verify, and each round of run."""
 
     @property
     def ended(self) -> tandem.common.v1.common_pb2.SequenceEnd:
