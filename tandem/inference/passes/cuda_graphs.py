@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -232,6 +233,7 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
         rows: of the largest batch.
         longest: longest text to expect, in positions.
     """
+    began, before = time.monotonic(), torch.cuda.memory_reserved()
     try:
         states = bool(backend.of_layers)
         graphs = Graphs(
@@ -249,6 +251,13 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
         _log.warning("passes are launched operator by operator, not as CUDA graphs", reason=reason)
         return
     backend.graphs = graphs
+    _log.info(
+        "passes captured as CUDA graphs",
+        rows=max(graph.room.rows for graph in graphs),
+        sizes=len(list(graphs)),
+        seconds=round(time.monotonic() - began, 1),
+        mebibytes=(torch.cuda.memory_reserved() - before) >> 20,
+    )
 
 
 def _check(backend: Backend, graphs: Graphs) -> None:
