@@ -28,8 +28,8 @@ from tandem.settings import variable_of
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
-_PROBE = "probe"
-_PROBE_SAMPLING = common_pb2.Sampling(temperature=0.0, seed=0)
+_TRIAL = "trial"
+_TRIAL_SAMPLING = common_pb2.Sampling(temperature=0.0, seed=0)
 
 _DraftSequence = SequenceCall[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse]
 _VerifySequence = SequenceCall[target_pb2.SequenceRequest, target_pb2.SequenceResponse]
@@ -73,7 +73,7 @@ class DrafterClient(Peer):
         close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
         return SequenceCall(self._now.link, drafter_pb2.DraftRequest, close, seconds, max_bytes)
 
-    async def probe(self, reply: drafter_pb2.GetModelInfoResponse, seconds: float) -> None:
+    async def trial(self, reply: drafter_pb2.GetModelInfoResponse, seconds: float) -> None:
         """Have it draft one token of a sequence of no text; each answer may take a time.
 
         Raises:
@@ -81,9 +81,9 @@ class DrafterClient(Peer):
         """
         call = self._sequence(None, reply.info.max_message_bytes)
         opening = drafter_pb2.OpenSequence(
-            request_id=_PROBE,
+            request_id=_TRIAL,
             token_ids=[0],
-            sampling=_PROBE_SAMPLING,
+            sampling=_TRIAL_SAMPLING,
             target_vocab_size=reply.info.vocab_size or 1,
             max_new_tokens=2,
         )
@@ -139,7 +139,7 @@ class TargetClient(Peer):
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
         return SequenceCall(self._now.link, target_pb2.VerifyRequest, close, seconds, max_bytes)
 
-    async def probe(self, reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
+    async def trial(self, reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
         """Have it make two tokens of a sequence of no text; each answer may take a time.
 
         Raises:
@@ -150,9 +150,9 @@ class TargetClient(Peer):
             return
         call = self._sequence(None, reply.info.max_message_bytes)
         opening = target_pb2.OpenSequence(
-            request_id=_PROBE,
+            request_id=_TRIAL,
             token_ids=[0],
-            sampling=_PROBE_SAMPLING,
+            sampling=_TRIAL_SAMPLING,
             verifier=rule,
             max_new_tokens=2,
         )
@@ -164,7 +164,7 @@ class TargetClient(Peer):
 
 @contextmanager
 def _answered(call: _DraftSequence | _VerifySequence) -> Iterator[None]:
-    """A probe, which is over with the block. That all places are taken is an answer too."""
+    """A trial, which is over with the block. That all places are taken is an answer too."""
     try:
         yield
     except Exhausted:

@@ -12,7 +12,7 @@ _LONGEST_HOLD_SECONDS = 30.0
 
 
 class Breaker:
-    """Opened by a text that failed, closed by a probe that was answered; never by another text.
+    """Opened by a text that failed, closed by a trial that was passed; never by another text.
 
     Attributes:
         is_open: whether texts are to go elsewhere.
@@ -34,11 +34,11 @@ class Breaker:
 
     @property
     def hold_seconds(self) -> float:
-        """Until a probe makes sense: what answers probes and fails texts is tried ever later."""
+        """Until a trial makes sense: what passes trials and fails texts is tried ever later."""
         return max(self._failed_at + self._hold - time.monotonic(), 0.0) if self.is_open else 0.0
 
     def close(self) -> None:
-        """A probe was answered."""
+        """A trial was passed."""
         self.is_open = False
 
     def forget(self) -> None:

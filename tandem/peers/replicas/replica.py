@@ -39,7 +39,7 @@ class Replica(Generic[C]):
 
     Its health is watched on the connection that texts go over. A connection that breaks ends the
     watch, and the process at the next one is asked what it serves. One that has failed a
-    text is asked again too, and has to answer a probe: its health may say nothing of its engine.
+    text is asked again too, and has to pass a trial: its health may say nothing of its engine.
 
     Attributes:
         client: its channel.
@@ -48,7 +48,7 @@ class Replica(Generic[C]):
         leaving: its name has it no more; open texts go on.
         active: texts that it serves for us.
         begun_at: when it was given its last one, by time.monotonic().
-        answered_at: when it last said what it serves, and answered a probe where one was due.
+        answered_at: when it last said what it serves, and passed a trial where one was due.
         obstacle: why it does not serve; None where it does, or has never been asked.
         asked: set when it has been asked once, whatever came of it, or never will be.
         idle: set while it serves no text for us.
@@ -112,7 +112,7 @@ class Replica(Generic[C]):
                 await asyncio.sleep(min(hold, _WHO_SECONDS))
                 await self._ask_who()
                 continue
-            await client.probe(self.reply, self._seconds)
+            await client.trial(self.reply, self._seconds)
             self._breaker.close()
         self.answered_at = time.monotonic()
 
@@ -134,7 +134,7 @@ class Replica(Generic[C]):
         self._changed()
 
     def note_failure(self) -> None:
-        """Have texts go elsewhere until it has answered a probe."""
+        """Have texts go elsewhere until it has passed a trial."""
         if self._breaker.is_open:  # others have failed with this one, and it is being asked
             return
         self._breaker.open()
@@ -153,7 +153,7 @@ class Replica(Generic[C]):
 
     @property
     def shunned(self) -> bool:
-        """Whether it has failed a text, and has not answered a probe since."""
+        """Whether it has failed a text, and has not passed a trial since."""
         return self._breaker.is_open
 
     @property

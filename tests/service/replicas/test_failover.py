@@ -25,14 +25,14 @@ def hang_from(fake: FakeDrafter | FakeTarget, round_: int) -> None:
             await asyncio.sleep(60)
 
     fake.interfere = hang
-    fake.answers_probes = False
+    fake.passes_trials = False
 
 
 def heal(fake: FakeDrafter | FakeTarget) -> None:
     async def answer(at: int | None, context: FakeContext) -> None: ...
 
     fake.interfere = answer
-    fake.answers_probes = True
+    fake.passes_trials = True
 
 
 async def test_of_a_drafter_that_hangs_alone_the_first_text_pays() -> None:
@@ -168,7 +168,7 @@ async def test_a_drafter_that_is_full_has_not_failed(monkeypatch: pytest.MonkeyP
             assert drafter.opened > before
         heal(drafter)
         assert not await complete(stub)
-        assert drafter.probed == 0
+        assert drafter.tried == 0
 
 
 async def test_more_texts_than_a_drafter_has_places_do_not_wait_for_it() -> None:
@@ -187,7 +187,7 @@ async def test_more_texts_than_a_drafter_has_places_do_not_wait_for_it() -> None
         undrafted = sum(gamma == 0 for gamma in summary.gammas[1:])
         assert summary.undrafted_rounds == undrafted
         assert bool(undrafted) == summary.drafter_lost
-    assert drafter.probed == 0
+    assert drafter.tried == 0
 
 
 async def test_a_target_alone_that_was_cut_off_goes_on_when_it_has_answered() -> None:
@@ -201,7 +201,7 @@ async def test_a_target_alone_that_was_cut_off_goes_on_when_it_has_answered() ->
     async with orchestrate(FakeDrafter(), target, failover_seconds=10.0) as stub:
         reply = await stub.Complete(request())
     assert list(reply.token_ids) == EXPECTED
-    assert (target.opened, target.probed) == (2, 1)
+    assert (target.opened, target.tried) == (2, 1)
 
 
 async def test_a_target_that_fails_a_text_twice_is_not_tried_a_third_time() -> None:
@@ -260,7 +260,7 @@ async def test_who_has_restarted_is_asked_anew_before_a_text_is_read() -> None:
         assert target.asked == asked + 1
         assert target.opened == 3  # the one that was not read among them
         # The drafter's turn: nobody reads a draft of whom nobody asked.
-        await until(lambda: drafter.probed)
+        await until(lambda: drafter.tried)
         assert reply.summary.drafter_lost
         assert not (await stub.Complete(request())).summary.drafter_lost
 
@@ -279,7 +279,7 @@ async def test_who_ended_a_silent_sequence_has_not_failed() -> None:
                 await context.abort(grpc.StatusCode.ABORTED, "no request for 15 s")
 
         fake.interfere = end_once
-        fake.answers_probes = False  # a replica that is taken to have failed stays away
+        fake.passes_trials = False  # a replica that is taken to have failed stays away
     async with orchestrate(drafter, target, connect_seconds=0.2) as stub:
         for texts in (1, 2):
             reply = await stub.Complete(request(), timeout=HANG_SECONDS)

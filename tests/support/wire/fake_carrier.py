@@ -67,7 +67,7 @@ class Fake(ABC):
             raise, abort or hang.
         alter: called with each answer; may change it.
         probed: sequences so far that were an orchestrator's probes.
-        answers_probes: whether probes are answered; always without interference.
+        passes_trials: whether probes are answered; always without interference.
         health: of its server.
     """
 
@@ -89,8 +89,8 @@ class Fake(ABC):
             "fingerprint": "fake",
         }
         self.info = common_pb2.ModelInfo(**(fields | changes))
-        self.opened = self.ended = self.streams = self.probed = 0
-        self.answers_probes = True
+        self.opened = self.ended = self.streams = self.tried = 0
+        self.passes_trials = True
         self.interfere: Callable[[int | None, FakeContext], Awaitable[None]] = _go_on
         self.alter: Callable[[Any], None] = _leave
         self._writing = asyncio.Lock()
@@ -149,7 +149,7 @@ class Fake(ABC):
         last = -1
         first = await inbox.get()
         inbox.put_nowait(first)
-        if first.open.request_id == "probe":
+        if first.open.request_id == "trial":
             await self._answer_probe(number, inbox, context)
             return
         self.opened += 1
@@ -180,10 +180,10 @@ class Fake(ABC):
     async def _answer_probe(self, number: int, inbox: asyncio.Queue[Any], context: Any) -> None:
         """Answer all requests of a probe, without interference."""
         tokens: list[int] = []
-        self.probed += 1
+        self.tried += 1
         while True:
             request = await inbox.get()
-            if self.answers_probes:
+            if self.passes_trials:
                 reply = self.answer_to(request, tokens)
                 reply.sequence = number
                 await self._write(context, reply)

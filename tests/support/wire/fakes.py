@@ -165,7 +165,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self, request: target_pb2.SequenceRequest, tokens: list[int]
     ) -> target_pb2.SequenceResponse:
         tokens += request.open.token_ids
-        if request.open.request_id != "probe":
+        if request.open.request_id != "trial":
             self.openings.append(request.open)
         if request.open.carry.levels:
             return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence())

@@ -266,11 +266,11 @@ async def test_another_process_is_found_while_its_predecessor_is_held_off(
         asked += 1
         return target_pb2.GetModelInfoResponse(info=info(incarnation=1 if asked < 4 else 2))
 
-    async def probe(reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
+    async def trial(reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
         assert reply.info.incarnation == 2
 
     monkeypatch.setattr(replica.client, "model_info", model_info)
-    monkeypatch.setattr(replica.client, "probe", probe)
+    monkeypatch.setattr(replica.client, "trial", trial)
     async with asyncio.timeout(HANG_SECONDS):
         await replica._ask()
     assert asked == 4
