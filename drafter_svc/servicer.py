@@ -29,6 +29,7 @@ class DrafterServicer(
         streams: Streams[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse] = Streams(
             "draft",
             stream_limits(settings),
+            drafter_pb2.DraftResponse,
             drafter_pb2.SequenceResponse,
         )
         super().__init__(settings, "drafter", streams)

@@ -54,7 +54,10 @@ class TargetServicer(
 
     def __init__(self, settings: TargetSettings) -> None:
         streams: Streams[target_pb2.SequenceRequest, target_pb2.SequenceResponse] = Streams(
-            "verify", stream_limits(settings), target_pb2.SequenceResponse
+            "verify",
+            stream_limits(settings),
+            target_pb2.VerifyResponse,
+            target_pb2.SequenceResponse,
         )
         super().__init__(settings, "target", streams)
 

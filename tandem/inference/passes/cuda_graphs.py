@@ -28,8 +28,8 @@ _log = structlog.get_logger(__name__)
 
 # Runs before the capture, in which operators choose their kernels and allocate their workspaces.
 _WARM_UPS = 2
-# Rows for each tile of a size for verifications. One with a tile a row is used where
-# that is too few.
+# Rows for each tile of a size for verifications. One with a tile a row is used where that is too
+# few.
 _ROWS_A_TILE = 4
 # Rows from which on one that is padded costs as much as one that is not.
 _BETWEEN = 64

@@ -26,22 +26,3 @@ class StepResponse(Protocol):
 
     def WhichOneof(self, oneof_group: Any, /) -> Any:
         """The branch that is set."""
-
-    def SerializeToString(self) -> bytes:
-        """Encoded."""
-
-
-# Of `requests` and `responses`: field 1, and its length comes first.
-_LIST = 1 << 3 | 2
-
-
-def listed(entry: bytes) -> bytes:
-    """An encoded request or response as a stream's message, which is a list of them: to have the
-    library make the list would copy the entry twice."""
-    size = len(entry)
-    head = bytearray((_LIST,))
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + entry

@@ -23,7 +23,7 @@ from tandem.errors import (
 from tandem.rpc.status import end_of
 from tandem.rpc.streams.conversation import Conversation
 from tandem.rpc.streams.decoding import Malformed
-from tandem.rpc.streams.entries import StepRequest, StepResponse, listed
+from tandem.rpc.streams.entries import StepRequest, StepResponse
 from tandem.rpc.streams.outbox import Outbox
 from tandem.rpc.streams.sequence import ServedSequence
 
@@ -68,14 +68,18 @@ class Streams(Generic[Q, R]):
     Args:
         span: name of the span of a request that failed.
         limits: on each stream, and on all that are empty.
-        answer: what the streams' messages are lists of.
+        message: the streams' messages, lists of `responses`.
+        answer: what they are lists of.
     """
 
-    def __init__(self, span: str, limits: StreamLimits, answer: Callable[..., R]) -> None:
+    def __init__(
+        self, span: str, limits: StreamLimits, message: Callable[..., Any], answer: Callable[..., R]
+    ) -> None:
         self.span = span
         self.limits = limits
         self.answer = answer
         self.draining = False
+        self._message = message
         self._running: set[_Stream[Q, R]] = set()
 
     async def run(
@@ -132,7 +136,8 @@ class Streams(Generic[Q, R]):
 
     def encode(self, answer: R) -> bytes:
         """An answer as a message of its own."""
-        return listed(answer.SerializeToString())
+        encoded: bytes = self._message(responses=[answer]).SerializeToString()
+        return encoded
 
     def drain(self) -> None:
         """Refuse what opens from now on, and end each stream with its last sequence."""
