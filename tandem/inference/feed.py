@@ -29,6 +29,8 @@ class Draws:
             own.
         confidence: [R * siblings] the model's own probability of greedy tokens, NaN for others;
             None where it is not wanted.
+        packed: [R, siblings + 2 K], of which tokens, ids and weights are parts, where kernels drew;
+            else None.
     """
 
     tokens: Tensor
@@ -37,6 +39,7 @@ class Draws:
     certain: bool = False
     same: Sequence[int] | None = None
     confidence: Tensor | None = None
+    packed: Tensor | None = None
 
     def shared(self, row: int) -> int:
         """The row as which a row is sent."""

@@ -48,7 +48,7 @@ class Categorical:
         if support == 0:
             ids = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
             return cls(ids, _scaled(probs, probs.amax(-1, keepdim=True)))
-        values, ids = _likeliest(probs, min(support, probs.shape[1]))
+        values, ids = likeliest(probs, min(support, probs.shape[1]))
         # The mass before the likeliest token is 0, so that token is always kept.
         covered = values.cumsum(-1).sub_(values) >= mass
         return cls(ids, _scaled(values, values[:, :1]).masked_fill_(covered, 0))
@@ -85,11 +85,14 @@ class Categorical:
         return self.ids.gather(1, place).squeeze(1)
 
 
-def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest entries of each row [B, V], descending, and their ids, [B, count] each."""
+def likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest entries of each row [B, V], descending, and their ids, [B, count] each; equal
+    ones are in the order of their ids.
+    """
     if probs.is_cuda or probs.dtype != torch.float32:
-        return probs.topk(count)
-    keys = likeliest_keys(probs.numpy(), count)
+        values, ids = probs.sort(descending=True, stable=True)
+        return values[:, :count], ids[:, :count]
+    keys = likeliest_keys(probs.contiguous().numpy(), count)
     ids = torch.from_numpy(keys.view(np.int32)[:, ::2].astype(np.int64))
     return probs.gather(1, ids), ids
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tandem.speculation.categorical import likeliest
 from tandem.speculation.request.sampling import Sampling
 
 # Top-p looks at this many of the most likely tokens first: sorting five rows of a
@@ -19,7 +20,8 @@ _COLDEST, _HOTTEST = 1e-30, 1e30
 def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """The processed distributions: temperature, then top-k, then top-p, then min-p.
 
-    A row depends on its own logits and parameters alone, whatever shares its batch.
+    A row depends on its own logits and parameters alone, whatever shares its batch. Of equally
+    likely tokens top-k keeps all or none, top-p those of the lowest ids.
 
     Args:
         logits: [N, V], any floating dtype.
@@ -105,8 +107,8 @@ def _nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
 def _top_p_of(scores: Tensor, top_p: Tensor, look: int) -> tuple[Tensor, Tensor]:
     """The nucleus [N, V] among the `look` most likely tokens, and whether [N] they contain it."""
     normaliser = scores.logsumexp(-1, keepdim=True)
-    values, indices = scores.topk(look, dim=-1)
-    probs = (values - normaliser).exp()
+    probs, indices = likeliest((scores - normaliser).exp(), look)
+    values = scores.gather(1, indices)
     before = probs.cumsum(-1) - probs
     # The likeliest token is always kept, whatever the rounding.
     before[:, 0] = -1.0

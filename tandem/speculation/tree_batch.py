@@ -124,6 +124,11 @@ class _Shape:
 _shape_of = lru_cache(maxsize=256)(_Shape.of)
 
 
+def walk_of(parents: Sequence[int]) -> list[int]:
+    """Each node's index in a walk that visits children before their parents, siblings in order."""
+    return _shape_of(tuple(parents)).order
+
+
 def _order(children: Sequence[Sequence[int]]) -> list[int]:
     """Each node's index in the walk from the leaves."""
     came = [0] * (len(children) - 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.engine.answers import Decision, DeviceVerdict, Verdicts
 from tandem.engine.asks import Decide
+from tandem.engine.numbers.by_kernels import decided_by_kernels, numbers_by_kernels
 from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
 from tandem.engine.numbers.feedback import feedback_of, kept_states, on_host
 from tandem.errors import EngineFailure, InvalidRequest
@@ -41,26 +42,33 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     sound = [place for place in range(len(asks)) if place not in wrong]
     if sound:
         _foresee([asks[place] for place in sound])
-    probs_of = _probabilities([asks[place] for place in sound])
+    by_kernels = {place for place in sound if decided_by_kernels(asks[place])}
+    probs_of = _probabilities([asks[place] for place in sound if place not in by_kernels])
     feedback = feedback_of([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
     # Chains are decided apart from trees, by what is made for them; and where they are.
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place in sound:
-        ask, size = asks[place], len(asks[place].draft).bit_length()
-        kind = isinstance(ask.draft, Draft), drafts[place].is_chain
+        ask = asks[place]
+        size = -1 if place in by_kernels else len(ask.draft).bit_length()
+        kind = isinstance(ask.draft, Draft), size < 0 or drafts[place].is_chain
         states = _states_key(ask)
         key = id(ask.scored.logits), ask.rule, *kind, size, states
         groups.setdefault(key, []).append(place)
     for (logits, *_), places in groups.items():
-        probs, starts = probs_of[logits]
         group = [asks[place] for place in places]
-        verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
+        if places[0] in by_kernels:
+            rule = group[0].rule
+            own = _uniforms(group, max(len(ask.draft) for ask in group))
+            verdicts = Verdicts(rule, [None] * len(group), numbers_by_kernels(group, own), 0)
+        else:
+            probs, starts = probs_of[logits]
+            verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
         verdicts.states = kept_states(group, verdicts.numbers)
         verdicts.states_stay = group[0].feedback is not None and group[0].feedback.on_device
         for index, ask in enumerate(group):
-            own = feedback.get(id(ask))
-            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, own)
+            told = feedback.get(id(ask))
+            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, told)
     return [answer for answer in answers if answer is not None]
 
 

@@ -14,6 +14,7 @@ from tandem.engine.answers import DeviceVerdict, DrawnTree
 from tandem.engine.asks import Draw, ReadTokens, ToHost
 from tandem.errors import EngineFailure
 from tandem.inference.feed import DrawnToken, Draws
+from tandem.inference.kernels import draws as kernels
 from tandem.shaping.logits import shape
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
@@ -52,6 +53,9 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         for ask, first in zip(asks, firsts, strict=True)
         for row in (range(len(ask.counts)) if ask.rows is None else ask.rows)
     ]
+    if _by_kernels(asks, logits):
+        drawn = _drawn_by_kernels(asks, logits, rows)
+        return _told(asks, drawn, rows)
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
     each = [ask for ask in asks for _ in ask.counts]
@@ -66,13 +70,65 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         drawn = _siblings(each, logits, _digits(asks, siblings), earlier)
     if any(ask.confident and ask.sampling.greedy for ask in asks):
         drawn.confidence = _confidence(each, logits, drawn)
+    return _told(asks, drawn, rows)
+
+
+def _told(asks: Sequence[Draw], drawn: Draws, rows: Sequence[int]) -> list[list[DrawnToken]]:
+    """Each ask's draws; those of one row of the pass share it."""
     if any(ask.rows is not None for ask in asks):
         first_of: dict[int, int] = {}
         drawn.same = [first_of.setdefault(row, place) for place, row in enumerate(rows)]
     return [
-        [DrawnToken(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
+        [
+            DrawnToken(drawn, row * drawn.siblings + rank)
+            for row, count in own
+            for rank in range(count)
+        ]
         for own in _rows_of(asks)
     ]
+
+
+def _by_kernels(asks: Sequence[Draw], logits: Tensor) -> bool:
+    """Whether kernels of a GPU draw for these asks.
+
+    Not where all take the likeliest token, which torch's maximum finds, or want to know how likely
+    it is.
+    """
+    fits = 0 < asks[0].truncation.support <= kernels.WIDEST
+    return (
+        fits
+        and logits.is_cuda
+        and logits.dtype != torch.float64
+        and not all(ask.sampling.greedy for ask in asks)
+        and not any(ask.confident and ask.sampling.greedy for ask in asks)
+    )
+
+
+def _drawn_by_kernels(asks: Sequence[Draw], logits: Tensor, rows: Sequence[int]) -> Draws:
+    """Draws of all rows, in two launches; one copy goes to the device."""
+    each = [ask for ask in asks for _ in ask.counts]
+    size, siblings = logits.shape[1], max(count for ask in asks for count in ask.counts)
+    if any(ask.shaped is not None for ask in asks):
+        there = torch.tensor(rows).to(logits.device, non_blocking=True)
+        logits, rows = _shaped(asks, logits.index_select(0, there)), range(len(rows))
+    asked = kernels.asked_of(rows, size, [ask.sampling for ask in each], siblings)
+    asked[:, kernels.SIZE] = [min(ask.vocab_size, size) for ask in each]
+    asked[:, kernels.DISTINCT] = [ask.distinct for ask in each]
+    asked[:, kernels.DIGITS :] = _digits(asks, siblings).reshape(len(each), 2 * siblings)
+    earlier = _earlier(asks, logits.device)
+    if earlier is None:
+        earlier = torch.empty(len(each), 0, dtype=torch.int64, device=logits.device)
+    cut = asks[0].truncation
+    packed = kernels.draw(
+        logits,
+        torch.from_numpy(asked).to(logits.device, non_blocking=True),
+        earlier,
+        cut.mass,
+        cut.support,
+        siblings,
+    )
+    tokens, drawn = kernels.parts_of(packed, siblings)
+    return Draws(tokens, drawn, siblings, packed=packed)
 
 
 def _confidence(each: Sequence[Draw], logits: Tensor, drawn: Draws) -> Tensor:
@@ -266,9 +322,23 @@ def to_host(
     drawn: Mapping[int, Draws], others: Sequence[Tensor] = ()
 ) -> tuple[dict[int, Arrays], list[npt.NDArray[Any]]]:
     """Draws and other tensors as arrays, with one synchronisation."""
-    parts = [part for d in drawn.values() for part in (d.tokens, d.rows.ids, d.rows.weights)]
+    parts = [part for draws in drawn.values() for part in _parts(draws)]
     arrays = iter(copy_to_host([*parts, *others]))
-    return {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}, list(arrays)
+    found: dict[int, Arrays] = {}
+    for key, draws in drawn.items():
+        own = [next(arrays) for _ in _parts(draws)]
+        if draws.packed is not None:
+            tokens, rows = np.split(own[0], [draws.siblings], 1)
+            own = [tokens.ravel(), *np.hsplit(rows, 2)]
+        found[key] = own[0], own[1], own[2]
+    return found, list(arrays)
+
+
+def _parts(draws: Draws) -> list[Tensor]:
+    """What is copied of draws."""
+    if draws.packed is not None:
+        return [draws.packed]
+    return [draws.tokens, draws.rows.ids, draws.rows.weights]
 
 
 def chains_of(

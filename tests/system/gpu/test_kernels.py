@@ -11,8 +11,11 @@ from torch import Tensor
 from tandem.inference.batch.packed import Packing
 from tandem.inference.batch.tiles import Tiles
 from tandem.inference.feed import Feed
-from tandem.inference.kernels import attention, layer
+from tandem.inference.kernels import attention, draws, layer, verdicts
 from tandem.inference.kv.pool import KVPool
+from tandem.speculation.categorical import Categorical
+from tandem.speculation.request.sampling import Sampling
+from tests.support.devices.drafted import CHAIN, KINDS, SAMPLINGS, Kind, drafted, drawn_from
 from tests.support.devices.forest import Heads, empty_pool, fill, forest
 
 pytestmark = pytest.mark.campaign
@@ -131,3 +134,79 @@ def test_gates_are_those_of_float64(dtype: torch.dtype) -> None:
     expected = layer.gate(rows.double())
     found = layer.gate(rows.to(CUDA)).cpu().double()
     assert float((expected - found).abs().max() / expected.abs().max()) < CLOSE[dtype]
+
+
+def law_of(weights: Tensor, ids: Tensor, size: int) -> Tensor:
+    found = torch.zeros(len(ids), size, dtype=torch.float64)
+    found.scatter_add_(1, ids, weights.double())
+    return found / found.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize(
+    ("size", "spread"), [(5, 3.0), (2048, 3.0), (128_256, 5.0), (152_064, 0.1)]
+)
+@pytest.mark.parametrize("siblings", [1, 3])
+def test_draws_are_those_of_operators(
+    size: int, spread: float, siblings: int, dtype: torch.dtype
+) -> None:
+    """Rows are close to those of torch's operators; tokens are those of their integers."""
+    torch.manual_seed(5)
+    count = len(SAMPLINGS)
+    logits = (spread * torch.randn(count + 1, size)).to(dtype)
+    logits[2, :: size // 5] = -torch.inf
+    asked = drawn_from(torch.randperm(count).tolist(), size, SAMPLINGS, siblings)
+    taken = torch.tensor([[1, -1]] * count if siblings > 1 else [[]] * count, dtype=torch.int64)
+    expected = draws.draw(logits.float(), asked, taken, 0.99, 512, siblings)
+    there = logits.to(CUDA), asked.to(CUDA), taken.to(CUDA)
+    found = draws.draw(*there, 0.99, 512, siblings)
+    assert torch.equal(found, draws.draw(*there, 0.99, 512, siblings))
+    alone = [draws.draw(there[0], one[None], there[2][:1], 0.99, 512, siblings) for one in there[1]]
+    assert torch.equal(found, torch.cat(alone)), "a row depends on others"
+    found = found.cpu()
+    _, rows = draws.parts_of(found, siblings)
+    _, wanted = draws.parts_of(expected, siblings)
+    assert (rows.weights[:, 0] == 65535).all()
+    apart = law_of(rows.weights, rows.ids, size) - law_of(wanted.weights, wanted.ids, size)
+    assert float(apart.abs().sum(1).max()) < 1e-3
+    digits = asked[:, draws.DIGITS :].long()
+    left = rows.weights.masked_fill((rows.ids[:, None] == taken[..., None]).any(1), 0)
+    first = torch.where(left.sum(1) > 0, Categorical(rows.ids, left).draw(digits[:, :2]), 1)
+    assert torch.equal(found[:, 0], first)
+
+
+def test_rows_that_are_not_finite_have_no_weight() -> None:
+    logits = torch.randn(4, 3000, device=CUDA)
+    logits[0, 2999], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
+    asked = drawn_from(range(4), 3000, [Sampling()] * 4, 1).to(CUDA)
+    found = draws.draw(logits, asked, torch.empty(4, 0, dtype=torch.int64, device=CUDA), 1.0, 16, 1)
+    weights = draws.parts_of(found, 1)[1].weights.sum(1).tolist()
+    assert weights[:3] == [0, 0, 0]
+    assert weights[3]
+    assert draws.laws(logits, asked)[:, 2].isnan().tolist() == [True, True, True, False]
+
+
+TREE = Kind(tuple(place // 2 for place in range(64)))
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+@pytest.mark.parametrize(("size", "width"), [(40, 16), (2048, 512), (128_256, 512)])
+def test_verdicts_are_those_of_the_rules(rule: str, size: int, width: int) -> None:
+    """But for a text in a hundred, whose numbers fall into what rounding moves."""
+    same, places = 0, 0
+    for seed in range(4):
+        kinds = [*KINDS, CHAIN, *([TREE] if width > 64 else []), *KINDS]
+        given = drafted(kinds, size, width, seed, SAMPLINGS)
+        there = given.to("cuda")
+        laws = draws.laws(there.logits, there.places)
+        parts = laws, there.places, there.asked, there.rows
+        found = verdicts.decide(there.logits, *parts, rule).cpu()
+        assert torch.equal(found, verdicts.decide(there.logits, *parts, rule).cpu())
+        expected = verdicts.decide(
+            given.logits, laws.cpu(), given.places, given.asked, given.rows, rule
+        )
+        assert found.isfinite().all()
+        assert float((found - expected)[:, verdicts.HEAD :].abs().max()) < 1e-4
+        same += int((found[:, :2] == expected[:, :2]).all(1).sum())
+        places += len(found)
+    assert same >= places - 1 - places // 100

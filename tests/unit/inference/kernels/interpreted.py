@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,11 @@ from torch import Tensor
 from tandem.inference import kernels
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, Tiles, TileSizes
-from tandem.inference.kernels import attention, layer
+from tandem.inference.kernels import attention, draws, layer, verdicts
 from tandem.inference.kv.branches import NO_BRANCHES
+from tandem.speculation.categorical import Categorical
+from tandem.speculation.request.sampling import Sampling
+from tests.support.devices.drafted import KINDS, Kind, drafted, drawn_from
 
 CPU = torch.device("cpu")
 # In float32, of numbers of about 1.
@@ -161,6 +164,94 @@ class Gated:
         ]
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Draws from rows, one of each sampling.
+
+    Attributes:
+        samplings: of the rows.
+        size: of the vocabulary.
+        steps: of a logit, in which there are none between: with few, many are equal.
+        siblings: draws of a row.
+        taken: tokens without which it is drawn.
+        support: the most tokens of a row.
+        mass: the share of it that is kept.
+        spread: of the logits.
+        dtype: of the logits.
+    """
+
+    samplings: Sequence[Sampling]
+    size: int = 150
+    steps: float = 1e6
+    siblings: int = 1
+    taken: Sequence[int] = ()
+    support: int = 16
+    mass: float = 1.0
+    spread: float = 3.0
+    dtype: torch.dtype = torch.float32
+
+    def faults(self) -> Iterator[str]:
+        torch.manual_seed(4)
+        draws._LANES, draws._WIDE = 32, 16
+        count = len(self.samplings)
+        logits = (self.spread * torch.randn(count + 1, self.size) * self.steps).round() / self.steps
+        logits[1:, 3] = -torch.inf
+        asked = drawn_from(range(count, 0, -1), self.size, self.samplings, self.siblings)
+        asked[0, draws.SIZE] -= self.size // 4
+        taken = torch.tensor([self.taken] * count, dtype=torch.int64).view(count, -1)
+        rest = asked, taken, self.mass, self.support, self.siblings
+        logits = logits.to(self.dtype)
+        expected = draws._draw_by_operators(logits, *rest)
+        found = draws._draw_by_triton(logits, *rest)
+        tokens, rows = draws.parts_of(found, self.siblings)
+        wanted, theirs = draws.parts_of(expected, self.siblings)
+        if not torch.equal(tokens, wanted):
+            yield f"other tokens: {tokens.tolist()}, not {wanted.tolist()}"
+        for ours, other in zip(_entries(rows), _entries(theirs), strict=True):
+            if [token for token, _ in ours] != [token for token, _ in other]:
+                yield f"other ids: {ours}, not {other}"
+            elif any(abs(a - b) > 1 for (_, a), (_, b) in zip(ours, other, strict=True)):
+                yield f"other weights: {ours}, not {other}"
+
+
+def _entries(rows: Categorical) -> Iterator[list[tuple[int, int]]]:
+    """Of each row the tokens that have a weight, in order."""
+    for ids, weights in zip(rows.ids.tolist(), rows.weights.tolist(), strict=True):
+        yield [(token, weight) for token, weight in zip(ids, weights, strict=True) if weight]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Verdicts of drafts of each kind.
+
+    Attributes:
+        rule: that decides.
+        samplings: of the texts.
+        kinds: of the drafts.
+        seeds: of batches.
+    """
+
+    rule: str
+    samplings: Sequence[Sampling] = (Sampling(),)
+    kinds: Sequence[Kind] = tuple(KINDS)
+    seeds: Sequence[int] = (1, 2)
+
+    def faults(self) -> Iterator[str]:
+        draws._LANES, draws._WIDE, verdicts._LANES = 32, 16, 16
+        for seed in self.seeds:
+            given = drafted(self.kinds, 40, 16, seed, self.samplings)
+            laws = draws._laws_by_triton(given.logits, given.places)
+            rest = laws, given.places, given.asked, given.rows, self.rule == "block"
+            expected = verdicts._decide_by_operators(given.logits, *rest)
+            found = verdicts._decide_by_triton(given.logits, *rest)
+            for text, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+                if not torch.equal(ours[:2], theirs[:2]):
+                    yield f"text {text}: {ours[:2].tolist()}, not {theirs[:2].tolist()}"
+            yield from compared("overlaps", expected[:, 3:].float(), found[:, 3:].float())
+            if not found.isfinite().all():
+                yield "a verdict that is not finite"
+
+
 def compared(name: str, expected: Tensor, found: Tensor) -> Iterator[str]:
     """A fault unless two tensors are the same but for rounding, NaN being never the same."""
     apart = float((expected - found).abs().max())
@@ -189,7 +280,16 @@ def in_the_other_order() -> Iterator[None]:
 _LONG_TREE = [max(0, i - 1 - i % 3) for i in range(40)]
 _SPLIT = Text(90, 3, new=(0, 0)), Text(20, 2), Text(40, 2, old=(0, 0, 1), new=(2, 3))
 
-CASES: dict[str, Attention | Turned | Gated] = {
+_CUTS = [
+    Sampling(),
+    Sampling(temperature=0.7, top_k=5),
+    Sampling(top_p=0.8),
+    Sampling(temperature=0.7, top_k=40, top_p=0.9),
+    Sampling(min_p=0.1),
+    Sampling(temperature=0),
+    Sampling(top_p=0.5, min_p=0.05),
+]
+CASES: dict[str, Attention | Turned | Gated | Drawn | Decided] = {
     "single rows": Attention((4, 1, 16, 16), (Text(20, 1), Text(0, 1))),
     "a value's width is another": Attention((2, 2, 8, 4), (Text(5, 5), Text(31, 2))),
     "seven heads of a group": Attention((7, 1, 24, 24), (Text(9, 3),)),
@@ -222,6 +322,16 @@ CASES: dict[str, Attention | Turned | Gated] = {
     "turned and normed": Turned((2, 1, 16), normed=True),
     "turned and normed, of a width that is no power of two": Turned((2, 1, 24), normed=True),
     "gate": Gated(1500),
+    "draws": Drawn(_CUTS, mass=0.95),
+    "draws of bfloat16": Drawn(_CUTS, dtype=torch.bfloat16),
+    "equal logits": Drawn(_CUTS, steps=1.0, dtype=torch.bfloat16),
+    "one value": Drawn([Sampling(top_p=0.5), Sampling(top_k=2)], spread=0.0),
+    "flat rows": Drawn([Sampling(top_p=0.9), Sampling(top_k=60)], spread=0.05, support=40),
+    "siblings": Drawn([Sampling(), Sampling(top_k=2)], siblings=3, taken=(2, -1), steps=2.0),
+    "few tokens": Drawn(_CUTS[:4], size=5),
+    "block": Decided("block"),
+    "token": Decided("token"),
+    "block, of cut rows": Decided("block", _CUTS[1:], seeds=(3,)),
 }
 
 
@@ -351,10 +461,10 @@ def mutated(mutant: Mutant) -> Iterator[None]:
             setattr(kernels, mutant.file, right)
 
 
-def tried(faults: Callable[[], list[str]]) -> list[str]:
+def tried(faults: Callable[[], Iterable[str]]) -> list[str]:
     """Faults that are found, or the error that ended the search."""
     try:
-        return faults()
+        return list(faults())
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
 
