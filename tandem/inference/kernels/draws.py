@@ -6,6 +6,7 @@ min-p leave of a row, and what a token's probability is computed from: a beginni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,12 +26,13 @@ WIDEST = 1024
 # Columns of what is asked of a row, float64: its place in the logits, how many of its ids may come,
 # its sampling, whether siblings are distinct; then two digits for each of them.
 ROW, SIZE, TEMPERATURE, TOP_K, TOP_P, MIN_P, DISTINCT, DIGITS = range(8)
-# Columns of a law, float64: the largest logit; the temperature, 1 where it is 0; the sum of
-# exp((x - largest) / temperature) over what is kept, NaN where a row is not finite; the last kept
+# Columns of a law, float64: the largest logit; a scale, log2(e) / temperature; the sum over what is
+# kept of two to the power of (x - largest) scale, NaN where a row is not finite; the last kept
 # logit, and the last id that is kept of those that have it; min-p.
 LAW = 6
-# Lanes that a row is dealt to, and the largest of a lane that are listed at least.
-_LANES, _WIDE = 2048, 512
+# Lanes that a row is dealt to, the tokens that are listed at least, and those that are read at
+# once: several for each lane, for enough loads at a time.
+_LANES, _WIDE, _BLOCK = 2048, 512, 8192
 # Tokens that are compared with all others at once.
 _PART = 32
 
@@ -112,8 +114,8 @@ def _laws_by_operators(logits: Tensor, asked: Tensor) -> Tensor:
             law[:] = torch.tensor([torch.nan] * LAW)
             continue
         last = row[kept].min()
-        warmth = one[TEMPERATURE] or 1.0
-        law[0], law[1], law[2] = row[kept].max(), warmth, 1 / p.max()
+        scale = math.log2(math.e) / max(one[TEMPERATURE] or 1.0, 1e-30)
+        law[0], law[1], law[2] = row[kept].max(), scale, 1 / p.max()
         law[3], law[4], law[5] = last, kept[row[kept] == last].max(), 0.0
     return found
 
@@ -165,6 +167,7 @@ def _find_by_triton(
         WIDE=max(_WIDE, width),
         SHIFT=_shift(logits),
         LANES=_LANES,
+        BLOCK=_BLOCK,
         num_warps=16,
     )
     return found, likeliest

@@ -15,8 +15,9 @@ PIVOTS = tl.constexpr(8)
 ROW, SIZE, TEMPERATURE, TOP_K = (tl.constexpr(i) for i in range(4))
 TOP_P, MIN_P, DISTINCT, DIGITS = (tl.constexpr(i) for i in range(4, 8))
 # Columns of a law.
-LARGEST, WARMTH, TOTAL, CUT, LAST, LEAST = (tl.constexpr(i) for i in range(6))
+LARGEST, SCALE, TOTAL, CUT, LAST, LEAST = (tl.constexpr(i) for i in range(6))
 _COLDEST, _HOTTEST = tl.constexpr(1e-30), tl.constexpr(1e30)
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _FULL = tl.constexpr(65535.0)
 # What rounds a float32 below it to an integer, half to even, when it is added and taken away.
 _ROUNDER = tl.constexpr(8388608.0)
@@ -40,25 +41,25 @@ def number_of(key, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def mass_of(x, largest, warmth):
-    """exp((x - largest) / warmth); 0 for what can not be drawn."""
-    return tl.where(x > -float("inf"), tl.exp((x - largest) / warmth), 0.0)
+def mass_of(x, largest, scale):
+    """2 to the power of (x - largest) scale; 0 for what can not be drawn."""
+    return tl.where(x > -float("inf"), tl.exp2((x - largest) * scale), 0.0)
 
 
 @triton.jit
-def share_of(x, token, largest, warmth, total, cut, last, least):
+def share_of(x, token, largest, scale, total, cut, last, least):
     """The probability of tokens under a law, from their logits; 0 for those that it has cut."""
     kept = (x > cut) | ((x == cut) & (token <= last))
-    mass = mass_of(x, largest, warmth)
+    mass = mass_of(x, largest, scale)
     return tl.where(kept & (mass >= least), mass / total, 0.0)
 
 
 @triton.jit
-def _weight(x, largest, warmth, MASS: tl.constexpr):
+def _weight(x, largest, scale, MASS: tl.constexpr):
     """Of tokens, their mass; or 1, for their number."""
     found = tl.where(x > -float("inf"), 1.0, 0.0)
     if MASS:
-        found = mass_of(x, largest, warmth)
+        found = mass_of(x, largest, scale)
     return found
 
 
@@ -69,7 +70,7 @@ def _reach(
     low,
     high,
     largest,
-    warmth,
+    scale,
     wanted,
     MASS: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -87,7 +88,7 @@ def _reach(
         for first in range(0, count, LANES):
             x = tl.load(values + first + lanes, mask=first + lanes < count, other=-float("inf"))
             x = x.to(tl.float32)
-            weight = _weight(x, largest, warmth, MASS)
+            weight = _weight(x, largest, scale, MASS)
             there = key_of(x, SHIFT)[:, None] >= pivots[None, :]
             above += tl.where(there, weight[:, None], 0.0)
         enough = tl.sum(above, 0) >= wanted
@@ -102,7 +103,7 @@ def _above(
     count,
     key,
     largest,
-    warmth,
+    scale,
     MASS: tl.constexpr,
     SHIFT: tl.constexpr,
     LANES: tl.constexpr,
@@ -113,63 +114,81 @@ def _above(
     for first in range(0, count, LANES):
         x = tl.load(values + first + lanes, mask=first + lanes < count, other=-float("inf"))
         x = x.to(tl.float32)
-        weight = _weight(x, largest, warmth, MASS)
+        weight = _weight(x, largest, scale, MASS)
         above += tl.where(key_of(x, SHIFT) >= key, weight, 0.0)
     return tl.sum(above, 0)
 
 
 @triton.jit
-def _equal(values, size, key, wanted, SHIFT: tl.constexpr, LANES: tl.constexpr):
-    """The id of the wanted one, from 1, of the tokens of a key."""
-    lanes = tl.arange(0, LANES)
-    found, passed = size, 0
-    for first in range(0, size, LANES):
-        x = tl.load(values + first + lanes, mask=first + lanes < size, other=-float("inf"))
-        x = x.to(tl.float32)
-        equal = ((key_of(x, SHIFT) == key) & (x > -float("inf"))).to(tl.int32)
-        place = passed + tl.cumsum(equal, 0)
-        found = tl.minimum(
-            found, tl.min(tl.where((equal > 0) & (place == wanted), first + lanes, size), 0)
-        )
-        passed += tl.sum(equal, 0)
-    return found
+def _end(among, ids, many, inside, size, key, wanted, SHIFT: tl.constexpr, LANES: tl.constexpr):
+    """The wanted one, from 1, of the ids of the tokens of a key.
+
+    Args:
+        among: logits of all, or where `inside` of those whose ids are listed.
+    """
+    lanes, j = tl.arange(0, LANES), 1 + tl.arange(0, PIVOTS)
+    low, high = 0 * size - 1, size - 1  # so many up to low are too few, up to high enough
+    while high - low > 1:
+        step = tl.maximum((high - low) // (PIVOTS + 1), 1)
+        pivots = tl.minimum(low + j * step, high)
+        before = tl.zeros([LANES, PIVOTS], tl.int32)
+        for first in range(0, many, LANES):
+            on = first + lanes < many
+            x = tl.load(among + first + lanes, mask=on, other=-float("inf")).to(tl.float32)
+            token = first + lanes
+            if inside:
+                token = tl.load(ids + first + lanes, mask=on, other=0)
+            equal = (key_of(x, SHIFT) == key) & (x > -float("inf"))
+            token = tl.where(equal, token, size)
+            before += (token[:, None] <= pivots[None, :]).to(tl.int32)
+        enough = tl.sum(before, 0) >= wanted
+        high = tl.minimum(high, tl.min(tl.where(enough, pivots, high), 0))
+        low = tl.maximum(low, tl.max(tl.where(enough, low, pivots), 0))
+    return high
 
 
 @triton.jit
-def _sum(whole, size, warmth, LANES: tl.constexpr):
-    """The largest logit of each lane, the largest of all, the mass of all, and whether the row is
-    finite: one logit at least, and none that is no number or infinite.
+def _largest(whole, size, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest logit of each lane, and of all; whether the row is finite: one logit at least,
+    and none that is no number or infinite.
     """
-    lanes = tl.arange(0, LANES)
-    best = tl.full([LANES], -float("inf"), tl.float32)
-    total = tl.zeros([LANES], tl.float32)
-    wrong = tl.zeros([LANES], tl.int32)
-    for first in range(0, size, LANES):
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    wrong = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, size, BLOCK):
         x = tl.load(whole + first + lanes, mask=first + lanes < size, other=-float("inf"))
         x = x.to(tl.float32)
         wrong |= ((x != x) | (x == float("inf"))).to(tl.int32)
-        more = tl.where(x > best, x, best)
-        before = tl.where(best > -float("inf"), total * tl.exp((best - more) / warmth), 0.0)
-        total = before + mass_of(x, more, warmth)
-        best = more
+        best = tl.where(x > best, x, best)
     largest = tl.max(best, 0)
-    mass = tl.sum(total * mass_of(best, largest, warmth), 0)
-    return best, largest, mass, (tl.max(wrong, 0) == 0) & (largest > -float("inf"))
+    best = tl.max(tl.reshape(best, [LANES, BLOCK // LANES]), 1)
+    return best, largest, (tl.max(wrong, 0) == 0) & (largest > -float("inf"))
 
 
 @triton.jit
-def _list(whole, size, bound, listed, ids, room, SHIFT: tl.constexpr, LANES: tl.constexpr):
-    """List what is at or above a bound by the ids, as far as there is room; returns how many."""
-    lanes, count = tl.arange(0, LANES), 0
-    for first in range(0, size, LANES):
+def _sum(whole, size, bound, largest, scale, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The mass of all, and how many of each place in a block are at or above a bound."""
+    lanes = tl.arange(0, BLOCK)
+    mass, counts = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
+    for first in range(0, size, BLOCK):
+        x = tl.load(whole + first + lanes, mask=first + lanes < size, other=-float("inf"))
+        x = x.to(tl.float32)
+        mass += mass_of(x, largest, scale)
+        counts += ((x > -float("inf")) & (key_of(x, SHIFT) >= bound)).to(tl.int32)
+    return tl.sum(mass, 0), counts
+
+
+@triton.jit
+def _list(whole, size, bound, counts, listed, ids, room, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """List what is at or above a bound, as far as there is room, place by place of a block."""
+    lanes, to = tl.arange(0, BLOCK), tl.cumsum(counts, 0) - counts
+    for first in range(0, size, BLOCK):
         x = tl.load(whole + first + lanes, mask=first + lanes < size, other=-float("inf"))
         wide = x.to(tl.float32)
         there = (wide > -float("inf")) & (key_of(wide, SHIFT) >= bound)
-        place = count + tl.cumsum(there.to(tl.int32), 0) - 1
-        tl.store(listed + place, x, mask=there & (place < room))
-        tl.store(ids + place, first + lanes, mask=there & (place < room))
-        count += tl.sum(there.to(tl.int32), 0)
-    return count
+        tl.store(listed + to, x, mask=there & (to < room))
+        tl.store(ids + to, first + lanes, mask=there & (to < room))
+        to += there.to(tl.int32)
 
 
 @triton.jit
@@ -177,11 +196,12 @@ def _write(
     among,
     ids,
     many,
-    fits,
-    lowest,
+    inside,
+    size,
+    low,
     high,
     largest,
-    warmth,
+    scale,
     limit,
     last,
     least,
@@ -191,66 +211,63 @@ def _write(
     LANES: tl.constexpr,
 ):
     """Write the likeliest tokens that a law keeps, of all or of those listed; returns how many."""
-    lanes, found, passed = tl.arange(0, LANES), 0, 0.0
-    end = _reach(among, many, lowest, high, largest, warmth, support, False, SHIFT, LANES)
-    spare = support - _above(among, many, end + 1, largest, warmth, False, SHIFT, LANES)
+    lanes, found = tl.arange(0, LANES), 0
+    key = _reach(among, many, low, high, largest, scale, support, False, SHIFT, LANES)
+    spare = support - _above(among, many, key + 1, largest, scale, False, SHIFT, LANES)
+    end = size
+    if _above(among, many, key, largest, scale, False, SHIFT, LANES) > support:
+        end = _end(among, ids, many, inside, size, key, spare, SHIFT, LANES)
     for first in range(0, many, LANES):
         on = first + lanes < many
         x = tl.load(among + first + lanes, mask=on, other=-float("inf")).to(tl.float32)
         token = first + lanes
-        if fits:
+        if inside:
             token = tl.load(ids + first + lanes, mask=on, other=0)
-        key = key_of(x, SHIFT)
-        equal = tl.where((key == end) & (x > -float("inf")), 1.0, 0.0)
-        there = (key > end) | ((equal > 0) & (passed + tl.cumsum(equal, 0) <= spare))
-        there &= share_of(x, token, largest, warmth, 1.0, limit, last, least) > 0
+        own = key_of(x, SHIFT)
+        there = (own > key) | ((own == key) & (token <= end))
+        there &= share_of(x, token, largest, scale, 1.0, limit, last, least) > 0
         place = found + tl.cumsum(there.to(tl.int32), 0) - 1
-        order = (key.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
+        order = (own.to(tl.int64) << 32) | (0x7FFFFFFF - token).to(tl.int64)
         tl.store(to + place, order, mask=there)
         found += tl.sum(there.to(tl.int32), 0)
-        passed += tl.sum(equal, 0)
     return found
 
 
 @triton.jit
 def _nucleus(
-    among,
-    many,
-    whole,
-    size,
-    cut,
-    high,
-    largest,
-    warmth,
-    wanted,
-    SHIFT: tl.constexpr,
-    LANES: tl.constexpr,
+    among, many, low, high, largest, scale, wanted, SHIFT: tl.constexpr, LANES: tl.constexpr
 ):
-    """Where the smallest set of likeliest tokens of a wanted mass ends: its last key, the last id
-    of that key, and its mass.
+    """Where the smallest set of likeliest tokens of a wanted mass ends: its last key; how many of
+    that key belong to it, 0 for all; its mass.
     """
-    last = size
-    cut = _reach(among, many, cut, high, largest, warmth, wanted, True, SHIFT, LANES)
-    before = _above(among, many, cut + 1, largest, warmth, True, SHIFT, LANES)
-    equal = _above(among, many, cut, largest, warmth, False, SHIFT, LANES)
-    equal -= _above(among, many, cut + 1, largest, warmth, False, SHIFT, LANES)
-    each = mass_of(number_of(cut, SHIFT), largest, warmth)
+    cut = _reach(among, many, low, high, largest, scale, wanted, True, SHIFT, LANES)
+    before = _above(among, many, cut + 1, largest, scale, True, SHIFT, LANES)
+    equal = _above(among, many, cut, largest, scale, False, SHIFT, LANES)
+    equal -= _above(among, many, cut + 1, largest, scale, False, SHIFT, LANES)
+    each = mass_of(number_of(cut, SHIFT), largest, scale)
     keep = tl.minimum(tl.maximum(tl.ceil((wanted - before) / each), 1.0), equal)
-    if keep < equal:
-        last = _equal(whole, size, cut, keep.to(tl.int32), SHIFT, LANES)
-    return cut, last, before + keep * each
+    return cut, tl.where(keep < equal, keep, 0.0).to(tl.int32), before + keep * each
 
 
 @triton.jit
-def _kept(whole, size, largest, warmth, limit, last, least, LANES: tl.constexpr):
+def _kept(whole, size, largest, scale, limit, last, least, BLOCK: tl.constexpr):
     """The mass of what a law keeps."""
-    lanes = tl.arange(0, LANES)
-    kept = tl.zeros([LANES], tl.float32)
-    for first in range(0, size, LANES):
+    lanes = tl.arange(0, BLOCK)
+    kept = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, size, BLOCK):
         x = tl.load(whole + first + lanes, mask=first + lanes < size, other=-float("inf"))
         x = x.to(tl.float32)
-        kept += share_of(x, first + lanes, largest, warmth, 1.0, limit, last, least)
+        kept += share_of(x, first + lanes, largest, scale, 1.0, limit, last, least)
     return tl.sum(kept, 0)
+
+
+@triton.jit
+def _choose(whole, size, listed, count, inside):
+    """What is looked through: all, or where that is enough what is listed."""
+    among, many = whole, size
+    if inside:
+        among, many = listed, count
+    return among, many
 
 
 @triton.jit(do_not_specialize=["asked_width"])
@@ -269,6 +286,7 @@ def find(
     WIDE: tl.constexpr,
     SHIFT: tl.constexpr,
     LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The law of a row, and its likeliest tokens, K at most, in no order.
 
@@ -284,50 +302,57 @@ def find(
     temperature = tl.load(own + TEMPERATURE).to(tl.float32)
     greedy = temperature == 0
     warmth = tl.where(greedy, 1.0, tl.minimum(tl.maximum(temperature, _COLDEST), _HOTTEST))
+    scale = _LOG2_E / warmth
     top_k = tl.where(greedy, 0, tl.load(own + TOP_K).to(tl.int32))
     top_k = tl.where(top_k < size, top_k, 0)
     top_p = tl.where(greedy, 1.0, tl.load(own + TOP_P).to(tl.float32))
     least = tl.where(greedy, 0.0, tl.load(own + MIN_P).to(tl.float32))
     listed, ids = values + row.to(tl.int64) * room, places + row.to(tl.int64) * room
 
-    best, largest, mass, finite = _sum(whole, size, warmth, LANES)
+    best, largest, finite = _largest(whole, size, LANES, BLOCK)
     lowest = key_of(tl.full([], -float("inf"), tl.float32), SHIFT)
-    cut, bound, last, count = lowest, lowest, size, 0
     high = key_of(largest, SHIFT) + 1
-    if finite & ((K > 0) | (top_k > 0) | (top_p < 1)):
+    listing = finite & ((K > 0) | (top_k > 0) | (top_p < 1))
+    bound = high
+    if listing:
         tl.store(listed + lanes, best.to(listed.dtype.element_ty))
         tl.debug_barrier()
-        bound = _reach(listed, LANES, lowest, high, largest, warmth, WIDE, False, SHIFT, LANES)
+        # All lanes reach the least of their largest.
+        bound = key_of(tl.min(best, 0), SHIFT)
+        bound = _reach(listed, LANES, bound, high, largest, scale, WIDE, False, SHIFT, LANES)
         tl.debug_barrier()
-        count = _list(whole, size, bound, listed, ids, room, SHIFT, LANES)
+    mass, counts = _sum(whole, size, bound, largest, scale, SHIFT, BLOCK)
+    count = tl.sum(counts, 0)
+    if listing:
+        _list(whole, size, bound, counts, listed, ids, room, SHIFT, BLOCK)
         tl.debug_barrier()
     fits = (count > 0) & (count <= room)
+    cut, last = lowest, size
 
     if finite & (top_k > 0):
-        among, many = whole, size
-        if fits & (top_k <= count):
-            among, many = listed, count
-        cut = _reach(among, many, lowest, high, largest, warmth, top_k, False, SHIFT, LANES)
-        mass = _above(among, many, cut, largest, warmth, True, SHIFT, LANES)
+        inside = fits & (top_k <= count)
+        among, many = _choose(whole, size, listed, count, inside)
+        low = tl.where(inside, bound, lowest)
+        cut = _reach(among, many, low, high, largest, scale, top_k, False, SHIFT, LANES)
+        mass = _above(among, many, cut, largest, scale, True, SHIFT, LANES)
     if finite & (top_p < 1):
-        wanted = top_p * mass
-        among, many = whole, size
-        if fits:
-            bounded = tl.maximum(cut, bound)
-            if _above(listed, count, bounded, largest, warmth, True, SHIFT, LANES) >= wanted:
-                among, many = listed, count
-        cut, last, mass = _nucleus(
-            among, many, whole, size, cut, high, largest, warmth, wanted, SHIFT, LANES
-        )
+        wanted, low = top_p * mass, tl.maximum(cut, bound)
+        some = _above(listed, tl.where(fits, count, 0), low, largest, scale, True, SHIFT, LANES)
+        inside = fits & (some >= wanted)
+        among, many = _choose(whole, size, listed, count, inside)
+        low = tl.where(inside, low, cut)
+        cut, keep, mass = _nucleus(among, many, low, high, largest, scale, wanted, SHIFT, LANES)
+        if keep > 0:
+            last = _end(among, ids, many, inside, size, cut, keep, SHIFT, LANES)
     if finite & greedy:
         cut, mass = high - 1, 1.0
-        last = _equal(whole, size, cut, 1, SHIFT, LANES)
+        last = _end(whole, ids, size, size < 0, size, cut, 1, SHIFT, LANES)
     limit = number_of(cut, SHIFT)
     if finite & (least > 0):
-        mass = _kept(whole, size, largest, warmth, limit, last, least, LANES)
+        mass = _kept(whole, size, largest, scale, limit, last, least, BLOCK)
 
     tl.store(law + LARGEST, largest.to(tl.float64))
-    tl.store(law + WARMTH, warmth.to(tl.float64))
+    tl.store(law + SCALE, scale.to(tl.float64))
     tl.store(law + TOTAL, tl.where(finite, mass, float("nan")).to(tl.float64))
     tl.store(law + CUT, limit.to(tl.float64))
     tl.store(law + LAST, last.to(tl.float64))
@@ -337,18 +362,17 @@ def find(
         found, k = 0, tl.arange(0, K)
         to = likeliest + row.to(tl.int64) * K
         if finite:
-            among, many = whole, size
-            if fits:
-                among, many = listed, count
+            among, many = _choose(whole, size, listed, count, fits)
             found = _write(
                 among,
                 ids,
                 many,
                 fits,
-                lowest,
+                size,
+                bound,
                 high,
                 largest,
-                warmth,
+                scale,
                 limit,
                 last,
                 least,
@@ -391,9 +415,9 @@ def pick(
     token = tl.where(there, 0x7FFFFFFF - mine.to(tl.int32), 0)
     law = laws + row * 6
     largest = tl.load(law + LARGEST).to(tl.float32)
-    warmth = tl.load(law + WARMTH).to(tl.float32)
+    scale = tl.load(law + SCALE).to(tl.float32)
     total = tl.load(law + TOTAL).to(tl.float32)
-    e = mass_of(number_of(mine >> 32, SHIFT), largest, warmth)
+    e = mass_of(number_of(mine >> 32, SHIFT), largest, scale)
     p = tl.where(there, e / total, 0.0)
     before = tl.cumsum(p, 0) - p
     weight = ((e * _FULL + _ROUNDER) - _ROUNDER).to(tl.int64)

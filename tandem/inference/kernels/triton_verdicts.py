@@ -13,8 +13,8 @@ from tandem.inference.kernels.triton_draws import (
     LARGEST,
     LAST,
     LEAST,
+    SCALE,
     TOTAL,
-    WARMTH,
     share_of,
 )
 
@@ -32,7 +32,7 @@ def _share(logits, law, token, there):
         x,
         token,
         tl.load(law + LARGEST).to(tl.float32),
-        tl.load(law + WARMTH).to(tl.float32),
+        tl.load(law + SCALE).to(tl.float32),
         tl.load(law + TOTAL).to(tl.float32),
         tl.load(law + CUT).to(tl.float32),
         tl.load(law + LAST),
@@ -78,7 +78,6 @@ def _judge(
     whole = tl.sum(weights, 0)
     if sampled & (whole == 0):
         count = one
-        one = K + 0 * one
     # A certain child's distribution has its own token alone.
     ids = tl.where(sampled, ids, tokens)
     there = tl.where(sampled, weights, child.to(tl.int64)) > 0

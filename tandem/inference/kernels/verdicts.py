@@ -29,7 +29,7 @@ HEAD = 3
 # its index in a walk that visits children before their parents, its row, its token.
 FIRST, NODES, DISTINCT, UNIFORMS = range(4)
 # Ids whose weights are summed together.
-_LANES = 2048
+_LANES = 8192
 
 
 def decide(

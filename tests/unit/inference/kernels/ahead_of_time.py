@@ -21,9 +21,23 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from tandem.inference.kernels import triton_attention, triton_layer
+from tandem.inference.kernels import (
+    triton_attention,
+    triton_draws,
+    triton_layer,
+    triton_verdicts,
+)
 
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+_KERNELS = (
+    triton_attention.attend,
+    triton_draws.find,
+    triton_draws.pick,
+    triton_layer.turn_and_write,
+    triton_layer.gate,
+    triton_verdicts.judge,
+    triton_verdicts.follow,
+)
 # An instruction's name, behind its address and the predicate under which it runs.
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)")
 
@@ -115,7 +129,7 @@ def launches(run: Callable[[], object]) -> list[Launch]:
         return record
 
     with pytest.MonkeyPatch.context() as patch:
-        for kernel in (triton_attention.attend, triton_layer.turn_and_write, triton_layer.gate):
+        for kernel in _KERNELS:
             patch.setattr(kernel, "run", recorder(kernel))
         run()
     return found

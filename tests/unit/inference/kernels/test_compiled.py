@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from tandem.inference.batch.tiles import FEW, MANY, ONE
-from tandem.inference.kernels import attention, layer
+from tandem.inference.kernels import attention, draws, layer, verdicts
 from tests.support.devices.forest import Heads
 from tests.unit.inference.kernels.ahead_of_time import Compiled, Launch, launches
 
@@ -93,9 +93,35 @@ def gated(dtype: torch.dtype, width: int, rows: int) -> Launch:
     return launch
 
 
+def drawn(dtype: torch.dtype, vocab_size: int, rows: int, siblings: int = 1) -> list[Launch]:
+    """The launches of draws with rows as wide as they are sent by default."""
+    asked = like(torch.float64, rows, draws.DIGITS + 2 * siblings)
+    taken = like(torch.int64, rows, siblings - 1)
+    return launches(
+        lambda: draws._draw_by_triton(
+            like(dtype, rows, vocab_size), asked, taken, 0.99, 512, siblings
+        )
+    )
+
+
+def decided(dtype: torch.dtype, vocab_size: int, texts: int, nodes: int) -> list[Launch]:
+    """The launches of verdicts, and those of the laws before them."""
+    places = like(torch.float64, texts * (nodes + 1), draws.DIGITS)
+    logits = like(dtype, len(places), vocab_size)
+    laws = like(torch.float64, len(places), draws.LAW)
+    asked = like(torch.float64, texts, verdicts.UNIFORMS + 1 + 5 * nodes)
+    rows = like(torch.int64, texts * nodes, 1 + 2 * 512)
+    return [
+        *launches(lambda: draws._laws_by_triton(logits, places)),
+        *launches(lambda: verdicts._decide_by_triton(logits, laws, places, asked, rows, True)),
+    ]
+
+
 # Bytes of a thread's registers that attention may keep in memory, on some cards: four warps leave a
 # few no room. Eight leave room for all, and took twice as long on an H100.
 _SPILLED = 48
+# Of draws and verdicts: a row is read by 512 threads, whose registers are all that there are.
+_FEW_SPILLED = 16
 
 
 def require_fast(found: Compiled, shared: int, spilled: int = 0) -> None:
@@ -122,6 +148,13 @@ def test_small_kernels_spill_nothing(capability: int) -> None:
     launched = [turned(BFLOAT16, SHAPES["Llama-3-8B"][1], 4, True), gated(BFLOAT16, 14336, 4)]
     for launch in launched:
         require_fast(launch.compiled(capability), SHARED[capability])
+
+
+@pytest.mark.parametrize("capability", LAYERS)
+@pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(FLOAT32, marks=pytest.mark.campaign)])
+def test_draws_and_verdicts_hardly_spill(capability: int, dtype: torch.dtype) -> None:
+    for launch in (*drawn(dtype, 128_256, 16), *decided(dtype, 128_256, 16, 4)):
+        require_fast(launch.compiled(capability), SHARED[capability], _FEW_SPILLED)
 
 
 @pytest.mark.campaign
@@ -154,3 +187,11 @@ def test_numbers_of_a_batch_make_no_other_small_kernels() -> None:
     for normed in (False, True):
         assert len({turned(BFLOAT16, heads, n, normed).key() for n in (1, 2, 15, 16, 17)}) == 1
     assert len({gated(BFLOAT16, 14336, rows).key() for rows in (1, 2, 16, 17)}) == 1
+
+
+def test_numbers_of_a_batch_make_no_other_draws_and_verdicts() -> None:
+    """What a round has otherwise: texts, nodes, tokens that are taken."""
+    assert len({drawn(BFLOAT16, 2048, rows)[0].key() for rows in (1, 2, 16, 17)}) == 1
+    for place in range(3):
+        shapes = ((1, 1), (2, 4), (16, 8), (17, 16))
+        assert len({decided(BFLOAT16, 2048, *shape)[place].key() for shape in shapes}) == 1

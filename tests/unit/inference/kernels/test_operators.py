@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from tandem.inference.batch.tiles import FEW
 from tandem.inference.feed import Feed
-from tandem.inference.kernels import attention
+from tandem.inference.kernels import attention, draws, verdicts
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes.torch_llama import LlamaLayer
 from tests.support.devices.recording import Recorder
@@ -57,7 +57,14 @@ def arguments(dtype: torch.dtype, device: str) -> dict[str, tuple[Any, ...]]:
     states = numbers(5, 6, 8).transpose(0, 1), numbers(2, 40, 8), numbers(2, 40, 4)
     turned = numbers(5, 10, 8), numbers(5, 1, 4, 2, dtype=floats), torch.arange(5, device=device)
     pool = numbers(2, 40, 8), numbers(2, 40, 8)
+    asked = numbers(3, draws.DIGITS + 4, dtype=torch.float64)
+    asked[:, draws.SIZE], asked[:, draws.TOP_P] = 24, 1
+    laws = numbers(3, draws.LAW, dtype=torch.float64)
+    texts = numbers(2, verdicts.UNIFORMS + 1 + 5 * 2, dtype=torch.float64)
     return {
+        "draw": (numbers(3, 24), asked, numbers(3, 1, dtype=ids), 0.9, 16, 2),
+        "laws": (numbers(3, 24), asked),
+        "decide": (numbers(3, 24), laws, asked, texts, numbers(2, 33, dtype=ids), True),
         "attend": (*states, tiles, rows, counts, FEW, 1, 0.5, 0.0),
         "turn_and_write": (*turned, *pool, 6, None, 0.0),
         "turn_and_write, normed": (*turned, *pool, 6, numbers(8, 8, dtype=floats), 1e-5),
@@ -66,11 +73,16 @@ def arguments(dtype: torch.dtype, device: str) -> dict[str, tuple[Any, ...]]:
 
 
 SHAPES = {
+    "draw": (3, 34),
+    "laws": (3, 6),
+    "decide": (2, 5),
     "attend": (5, 6, 4),
     "turn_and_write": (5, 6, 8),
     "turn_and_write, normed": (5, 6, 8),
     "gate": (5, 12),
 }
+# Of those whose results are no states.
+DTYPES = {"draw": torch.int64, "laws": torch.float64, "decide": torch.float64}
 
 
 def operator(name: str) -> Any:
@@ -85,7 +97,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones(name: str, dtype: torch.dtype
         fake = operator(name)(*arguments(dtype, "cuda")[name])
     assert tuple(real.shape) == tuple(fake.shape) == SHAPES[name]
     assert (real.dtype, real.stride()) == (fake.dtype, fake.stride())
-    assert (real.dtype, fake.device.type) == (dtype, "cuda")
+    assert (real.dtype, fake.device.type) == (DTYPES.get(name, dtype), "cuda")
 
 
 @pytest.mark.campaign
