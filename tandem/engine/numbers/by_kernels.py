@@ -14,14 +14,17 @@ from torch.nn.functional import pad
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.draws import draws_of, rows_of
 from tandem.inference.feed import DrawnToken, Draws
-from tandem.inference.kernels import draws, verdicts
+from tandem.inference.kernels import draws, operators, verdicts
 from tandem.shaping.logits import shape
 from tandem.speculation.draft import Draft
 from tandem.speculation.tree_batch import walk_of
+from tandem.verification import Verifier
 from tandem.verification.kernels.chains import decide_block, decide_token
+from tandem.verification.kernels.trees import decide_block_tree, decide_token_tree
 
-# Rules that kernels know, by their own form for a CPU: a subclass may have changed the rule.
+# Rules that kernels know, by their own forms for a CPU: a subclass may have changed the rule.
 _RULES: dict[Callable[..., Any] | None, str] = {decide_block: "block", decide_token: "token"}
+_OF_TREES = decide_block_tree, decide_token_tree
 # Most nodes of a draft.
 _MOST = 64
 
@@ -32,11 +35,10 @@ def decided_by_kernels(ask: Decide) -> bool:
     """
     logits, draft = ask.scored.logits, ask.draft
     return (
-        logits.is_cuda
-        and logits.dtype != torch.float64
+        operators.take(logits)
         and ask.rule.kernel in _RULES
         and len(draft) <= _MOST
-        and (_chain_fits(draft) if not isinstance(draft, Draft) else _draft_fits(draft))
+        and (_fits(ask.rule, draft) if isinstance(draft, Draft) else _chain_fits(draft))
     )
 
 
@@ -44,11 +46,13 @@ def _chain_fits(chain: Sequence[DrawnToken]) -> bool:
     return all(one.draws.rows.ids.shape[1] <= draws.WIDEST for one in chain)
 
 
-def _draft_fits(draft: Draft) -> bool:
+def _fits(rule: Verifier[Any], draft: Draft) -> bool:
     if max(draft.sizes, default=0) > draws.WIDEST:
         return False
     if draft.is_chain:
         return True
+    if rule.tree_kernel not in _OF_TREES:
+        return False
     rows: dict[int, set[int]] = {}
     for place, row in zip(draft.places(), draft.rows_of_nodes(), strict=True):
         rows.setdefault(place, set()).add(row if draft.sizes[row] else -1)

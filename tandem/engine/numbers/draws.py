@@ -15,6 +15,7 @@ from tandem.engine.asks import Draw, ReadTokens, ToHost
 from tandem.errors import EngineFailure
 from tandem.inference.feed import DrawnToken, Draws
 from tandem.inference.kernels import draws as kernels
+from tandem.inference.kernels import operators
 from tandem.shaping.logits import shape
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
@@ -97,8 +98,7 @@ def _by_kernels(asks: Sequence[Draw], logits: Tensor) -> bool:
     fits = 0 < asks[0].truncation.support <= kernels.WIDEST
     return (
         fits
-        and logits.is_cuda
-        and logits.dtype != torch.float64
+        and operators.take(logits)
         and not all(ask.sampling.greedy for ask in asks)
         and not any(ask.confident and ask.sampling.greedy for ask in asks)
     )

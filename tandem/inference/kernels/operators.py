@@ -40,3 +40,8 @@ def register(
     _fragment.impl(name, on_its_device, "CUDA")
     _library.register_fake(f"tandem::{name}", shapes, lib=_fragment)
     return getattr(torch.ops.tandem, name)
+
+
+def take(numbers: Tensor) -> bool:
+    """Whether kernels compute with such numbers: on a GPU, of all dtypes but float64."""
+    return numbers.is_cuda and numbers.dtype != torch.float64

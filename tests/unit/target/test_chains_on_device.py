@@ -34,6 +34,7 @@ from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.decoders import decoder_over
+from tests.support.devices.by_operators import by_operators
 from tests.support.models.tiny import random_llama
 
 # Of the target; drafters may know fewer ids, or more.
@@ -151,6 +152,37 @@ def _play(jobs: Sequence[Job[Any]]) -> None:
             if isinstance(job.ask, Take):
                 job.chunk = job.ask.left
         stepper.step(pending)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("rule", "vocab_size"), [("block", 40), ("token", 30), ("block", 50)])
+def test_texts_are_those_of_the_operators_of_kernels(
+    texts: Callable[..., Any],
+    rule: str,
+    vocab_size: int,
+    on_device: bool,
+) -> None:
+    with by_operators() as asked:
+        there = texts(rule, on_device=on_device, vocab_size=vocab_size)
+    assert asked["draw"] > 5 < asked["decide"]
+    assert there == texts(rule, on_device=on_device, vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_what_is_not_finite_ends_texts_and_drafts_of_the_operators_too(
+    texts: Callable[..., Any], decoders: dict[int, Decoder], at: int
+) -> None:
+    def made() -> Any:
+        drafter = Breaking(decoders[40], (at, 1))
+        return texts("block", on_device=True, gammas=(3, 3, 3), drafter=drafter)
+
+    with by_operators() as asked:
+        there = made()
+    assert asked["draw"]
+    here = made()
+    assert list(map(_failed, there)) == list(map(_failed, here))
+    assert [there[0], there[2]] == [here[0], here[2]]
+    assert at == 1 or there[1] == here[1]
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "greedy_block"])

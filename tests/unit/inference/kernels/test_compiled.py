@@ -150,9 +150,19 @@ def test_small_kernels_spill_nothing(capability: int) -> None:
         require_fast(launch.compiled(capability), SHARED[capability])
 
 
-@pytest.mark.parametrize("capability", LAYERS)
-@pytest.mark.parametrize("dtype", [BFLOAT16, pytest.param(FLOAT32, marks=pytest.mark.campaign)])
-def test_draws_and_verdicts_hardly_spill(capability: int, dtype: torch.dtype) -> None:
+def test_a_draw_and_a_verdict_hardly_spill() -> None:
+    find, _ = drawn(BFLOAT16, 128_256, 16)
+    _, judge, _ = decided(BFLOAT16, 128_256, 16, 4)
+    for launch in (find, judge):
+        require_fast(launch.compiled(80), SHARED[80], _FEW_SPILLED)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("capability", SHARED)
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
+def test_all_kernels_of_draws_and_verdicts_hardly_spill(
+    dtype: torch.dtype, capability: int
+) -> None:
     for launch in (*drawn(dtype, 128_256, 16), *decided(dtype, 128_256, 16, 4)):
         require_fast(launch.compiled(capability), SHARED[capability], _FEW_SPILLED)
 

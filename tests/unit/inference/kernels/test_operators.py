@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
 
 from tandem.inference.batch.tiles import FEW
@@ -19,6 +18,7 @@ from tandem.inference.feed import Feed
 from tandem.inference.kernels import attention, draws, verdicts
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes.torch_llama import LlamaLayer
+from tests.support.devices.counting import Kernels
 from tests.support.devices.recording import Recorder
 from tests.unit.inference.passes.fake_device import (
     LLAMA,
@@ -124,27 +124,6 @@ def test_tensors_of_two_devices_are_refused(name: str, place: int) -> None:
         given[place] = arguments(torch.float32, "cpu")[name][place]
         with pytest.raises(RuntimeError, match="more than one device"):
             operator(name)(*given)
-
-
-class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what runs on the device: operators that compute, and copies from the host."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.ran: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        found = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__
-        tensors = found if isinstance(found, tuple | list) else [found]
-        there = any(isinstance(one, Tensor) and one.is_cuda for one in tensors)
-        if there and not function.is_view and name not in ("_unsafe_view", "empty", "new_empty"):
-            given = [one.device.type for one in args if isinstance(one, Tensor)]
-            sends = name in ("_to_copy", "copy_") and "cpu" in given
-            self.ran["send" if sends else name] += 1
-        return found
 
 
 @pytest.fixture
