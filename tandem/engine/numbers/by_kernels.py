@@ -56,7 +56,8 @@ def _fits(rule: Verifier[Any], draft: Draft) -> bool:
     rows: dict[int, set[int]] = {}
     for place, row in zip(draft.places(), draft.rows_of_nodes(), strict=True):
         rows.setdefault(place, set()).add(row if draft.sizes[row] else -1)
-    return all(len(own) == 1 for own in rows.values()) and len(draft.computed()) == len(draft)
+    one_each = all(len(own) == 1 for own in rows.values())
+    return one_each and (draft.distinct or len(draft.computed()) == len(draft))
 
 
 def numbers_by_kernels(asks: Sequence[Decide], uniforms: npt.NDArray[np.float64]) -> Tensor:
@@ -82,20 +83,8 @@ def numbers_by_kernels(asks: Sequence[Decide], uniforms: npt.NDArray[np.float64]
     samplings = [ask.sampling for ask in asks for _ in range(ask.scored.count)]
     wanted = draws.asked_of(places, logits.shape[1], samplings)
     nodes, rows = _drafted(asks, logits.device)
-    most = uniforms.shape[1] - 1
-    own = zip(firsts, asks, uniforms, nodes, strict=True)
-    asked = verdicts.asked_of(
-        [
-            (
-                first,
-                isinstance(ask.draft, Draft) and ask.draft.distinct,
-                np.append(chances[: len(ask.draft)], chances[-1]),
-                each,
-            )
-            for first, ask, chances, each in own
-        ],
-        most,
-    )
+    distinct = [isinstance(ask.draft, Draft) and ask.draft.distinct for ask in asks]
+    asked = verdicts.asked_of(firsts, distinct, uniforms, nodes)
     # One copy to the device.
     both = torch.from_numpy(np.concatenate((wanted.ravel(), asked.ravel())))
     both = both.to(logits.device, non_blocking=True)

@@ -54,24 +54,29 @@ def decide(
 
 
 def asked_of(
-    texts: Sequence[tuple[int, bool, npt.NDArray[np.float64], Sequence[Sequence[int]]]], most: int
+    firsts: Sequence[int],
+    distinct: Sequence[bool],
+    uniforms: npt.NDArray[np.float64],
+    nodes: Sequence[Sequence[Sequence[int]]],
 ) -> npt.NDArray[np.float64]:
     """[B, UNIFORMS + 1 + 5 N] of texts with at most N nodes.
 
     Args:
-        texts: of each its first law; whether siblings are distinct; the uniforms of its nodes, and
-            the one that draws; and of each node its parent, its index in the walk, its row (-1 for
-            a certain one), its token (-1 for the first one that was drawn from the row, -2 for the
+        firsts: of each text, its first law.
+        distinct: whether its siblings are.
+        uniforms: [B, N + 1], as in `Verifier.verify`.
+        nodes: of each text, of each of its nodes: parents, indices in the walk, rows (-1 for a
+            certain one), tokens (-1 for the first one that was drawn from the row, -2 for the
             second).
-        most: N.
     """
-    asked = np.zeros((len(texts), UNIFORMS + 1 + 5 * most))
-    for own, (first, distinct, uniforms, nodes) in zip(asked, texts, strict=True):
-        count = len(uniforms) - 1
-        own[:UNIFORMS] = first, count, distinct
-        own[UNIFORMS : UNIFORMS + count] = uniforms[:-1]
-        own[UNIFORMS + most] = uniforms[-1]
-        own[UNIFORMS + most + 1 :].reshape(4, most)[:, :count] = [*nodes]
+    texts, most = len(firsts), uniforms.shape[1] - 1
+    asked = np.zeros((texts, UNIFORMS + 1 + 5 * most))
+    asked[:, FIRST], asked[:, DISTINCT] = firsts, distinct
+    asked[:, UNIFORMS : UNIFORMS + most + 1] = uniforms
+    parts = asked[:, UNIFORMS + most + 1 :].reshape(texts, 4, most)
+    for text, own in enumerate(nodes):
+        count = asked[text, NODES] = len(own[0])
+        parts[text, :, : int(count)] = [*own]
     return asked
 
 

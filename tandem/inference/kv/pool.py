@@ -33,6 +33,8 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         Cache.__init__(self, layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        # [layers, heads, positions, head_dim] of layers that are alike, if they were made together.
+        self._together: list[Tensor] = []
         # [T] positions of the pool that the current batch writes to.
         self.slots = torch.empty(0, dtype=torch.int64)
 
@@ -42,10 +44,20 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         return self.positions
 
     def resized(self, positions: int) -> KVPool:
-        """An empty pool with the same layers. Allocated at once, to fail now or never."""
+        """An empty pool with the same layers. Allocated at once, to fail now or never; layers of a
+        form in one piece, so that positions are moved in all of them by two operators.
+        """
         pool = KVPool(positions)
-        for keys, values in zip(self.keys, self.values, strict=True):
-            pool._allocate(keys, values)
+        layers = [*self.keys, *self.values]
+        alike: dict[tuple[int, int], list[int]] = {}
+        for place, states in enumerate(layers):
+            alike.setdefault((states.shape[0], states.shape[2]), []).append(place)
+        for (heads, head_dim), places in alike.items():
+            size = len(places), heads, pool.scratch + 1, head_dim
+            pool._together.append(layers[places[0]].new_empty(size))
+            for place, states in zip(places, pool._together[-1], strict=True):
+                layers[place] = states
+        pool.keys, pool.values = layers[: len(self.keys)], layers[len(self.keys) :]
         return pool
 
     @property
@@ -86,8 +98,9 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
             return
         index = torch.tensor(slots, dtype=torch.int64)
         index = index.to(self.keys[0].device, non_blocking=True)
-        for states in (*self.keys, *self.values):
-            states.narrow(1, first, len(slots)).copy_(states.index_select(1, index))
+        apart = (states[None] for states in (*self.keys, *self.values))
+        for layers in self._together or apart:
+            layers.narrow(2, first, len(slots)).copy_(layers.index_select(2, index))
 
     def _allocate(self, *states: Tensor) -> None:
         """Allocate a layer for states of this form [heads, T, head_dim]."""

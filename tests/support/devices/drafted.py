@@ -87,8 +87,9 @@ def drafted(
     likely = 2 * numbers.standard_normal(size)
     count = sum(len(kind.parents) + 1 for kind in kinds)
     logits = torch.from_numpy(likely + 0.6 * numbers.standard_normal((count, size)))
-    texts, rows, asked = [], [np.zeros((0, 1 + 2 * width), np.int64)], []
-    first = 0
+    rows, asked, parts, firsts = [np.zeros((0, 1 + 2 * width), np.int64)], [], [], [0]
+    most = max(len(kind.parents) for kind in kinds)
+    uniforms = numbers.random((len(kinds), most + 1))
     for kind in kinds:
         nodes = len(kind.parents)
         tokens, row_of = [-1] * nodes, [-1] * nodes
@@ -109,16 +110,14 @@ def drafted(
             for node, token in zip(children, taken.tolist(), strict=True):
                 tokens[node] = -1 if kind.on_device else token
                 row_of[node] = -1 if kind.certain else len(rows) - 2
-        uniforms = numbers.random(nodes + 1)
-        parts = kind.parents, walk_of(kind.parents), row_of, tokens
-        texts.append((first, not kind.certain, uniforms, parts))
+        parts.append((kind.parents, walk_of(kind.parents), row_of, tokens))
         own = samplings[int(numbers.integers(len(samplings)))]
         asked += [own] * (nodes + 1)
-        first += nodes + 1
-    most = max(len(kind.parents) for kind in kinds)
+        firsts.append(firsts[-1] + nodes + 1)
+    distinct = [not kind.certain for kind in kinds]
     return Drafted(
         logits.float(),
         torch.from_numpy(draws.asked_of(range(count), size, asked)),
-        torch.from_numpy(verdicts.asked_of(texts, most)),
+        torch.from_numpy(verdicts.asked_of(firsts[:-1], distinct, uniforms, parts)),
         torch.from_numpy(np.concatenate(rows)),
     )

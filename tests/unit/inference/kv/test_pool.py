@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from tandem.errors import StartupError
 from tandem.inference.kv.pool import KVPool, SequenceCache
 from tests.support.decoders import decoder_over
+from tests.support.devices.recording import Recording
 from tests.support.models.tiny import random_llama
 
 
@@ -106,6 +108,25 @@ def test_a_resized_pool_has_the_same_layers_at_once() -> None:
     ]
     assert larger.free_positions == 7
     assert larger.bytes_per_position == pool.bytes_per_position
+
+
+def test_positions_are_moved_in_all_layers_by_few_operators() -> None:
+    """Layers of two forms; of the moved positions one is written before it would be read."""
+    made = KVPool(2)
+    made.slots = torch.tensor([0])
+    for layer, (heads, width) in enumerate(((2, 4), (2, 4), (1, 4))):
+        made.update(torch.ones(1, heads, 1, width), torch.ones(1, heads, 1, 5), layer)
+    pool = made.resized(7)
+    layers = [*pool.keys, *pool.values]
+    before = [states.normal_().clone() for states in layers]
+    with Recording() as ran:
+        pool.move([4, 3, 6], 2)
+    for states, old in zip(layers, before, strict=True):
+        assert states[:, 2:5].equal(old[:, [4, 3, 6]])
+        assert states[:, [0, 1, 5, 6]].equal(old[:, [0, 1, 5, 6]])
+    names = Counter(function.overloadpacket.__name__ for function, *_ in ran.operators)
+    forms = 4
+    assert names["index_select"] == names["copy_"] == forms < len(layers)
 
 
 def test_a_cache_that_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
