@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from tandem.inference.decoder import Decoder
+from tandem.inference.loading.weights import device_of
 from tandem.inference.feed import Feed
 from tandem.inference.kernels import triton_attention, triton_layer
 from tests.support.decoders import decoder_over
@@ -54,7 +55,7 @@ def sized(row: Architecture, **options: Any) -> PreTrainedModel:
 def on_the_gpu(model: PreTrainedModel, rows: int = ROWS, states_of: str = "none") -> Decoder:
     """A decoder that attends in one call, with graphs, unless a warning says why not."""
     return decoder_over(
-        model.to("cuda"),
+        model.to(device_of("cuda")),
         "tiny",
         cache_tokens=8192,
         trees=True,

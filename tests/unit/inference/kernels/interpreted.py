@@ -339,7 +339,7 @@ CASES: dict[str, Attention | Turned | Gated | Drawn | Decided] = {
     "block": Decided("block"),
     "token": Decided("token"),
     "verdicts of cut rows": Decided("block", _CUTS[1:], (CHAIN, Kind(()), CHAIN)),
-    "a chain": Decided("block", kinds=(CHAIN,), seeds=(6, 15)),
+    "a chain": Decided("block", kinds=(CHAIN,), seeds=(10, 15)),
     "a broken chain": Decided(
         "block", kinds=(Kind((0, 1, 2), on_device=True, broken=True),), seeds=(2,)
     ),
