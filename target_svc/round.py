@@ -149,7 +149,7 @@ def _read_prompt(scorer: Scorer, sequence: TargetSequence, wanted: LogProbsWante
         scored = yield Score(scorer, Feed(cache, piece, len(piece)))
         following = prompt[first + 1 : first + 1 + len(piece)]
         sequence.prompt_log_probs += yield ReadLogProbs(
-            scored, range(len(piece)), following, wanted.top
+            scored, range(len(piece)), following, wanted
         )
 
 
@@ -268,9 +268,9 @@ def _log_probs(
     places = [0, *draft.path_to(decision.place)][: len(emitted)]
     of = [rows[place] for place in places]
     if not wanted.processed:
-        return ReadLogProbs(scored, of, emitted, wanted.top)
+        return ReadLogProbs(scored, of, emitted, wanted)
     own = None if shaped is None else shaped.at(of)
-    return ReadLogProbs(scored, of, emitted, wanted.top, request.sampling, own)
+    return ReadLogProbs(scored, of, emitted, wanted, request.sampling, own)
 
 
 def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:

@@ -9,7 +9,7 @@ from tandem.engine.answers import Decision
 from tandem.engine.engine import Engine
 from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState
-from tandem.rpc import messages
+from tandem.rpc import log_probs, messages
 from tandem.rpc.feedback import FeedbackRoom, feedback_to, wanted_from
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
@@ -105,8 +105,8 @@ class VerifiedSequence(
             open_sequences=self._engine.admission.open_sequences,
             incarnation=self._incarnation,
             dead_end=dead_end,
-            log_probs=None if decision is None else messages.log_probs_to(decision.log_probs),
-            prompt_log_probs=messages.log_probs_to(sequence.prompt_log_probs),
+            log_probs=None if decision is None else log_probs.log_probs_to(decision.log_probs),
+            prompt_log_probs=log_probs.log_probs_to(sequence.prompt_log_probs),
         )
         sequence.prompt_log_probs = []
         told = None if decision is None else decision.feedback
@@ -167,7 +167,7 @@ class VerifiedSequence(
     ) -> LogProbsWanted | None:
         if not request.HasField("log_probs"):
             return None
-        wanted = messages.log_probs_wanted_from(request.log_probs)
+        wanted = log_probs.wanted_from(request.log_probs)
         if wanted.prompt and tokens * wanted.bytes_each > self._info.max_message_bytes:
             raise InvalidRequest(
                 f"log_probs.prompt: those of {tokens} tokens do not fit into a message of"
@@ -245,8 +245,8 @@ class VerifiedSequence(
         messages.write_times(verdict.times, times)
         if (carry := carry_to(decision.levels)) is not None:
             verdict.carry.CopyFrom(carry)
-        if (log_probs := messages.log_probs_to(decision.log_probs)) is not None:
-            verdict.log_probs.CopyFrom(log_probs)
+        if (told := log_probs.log_probs_to(decision.log_probs)) is not None:
+            verdict.log_probs.CopyFrom(told)
         return answer
 
     async def _run(self, request: target_pb2.RunStep, traced: SpanIds | None) -> None:

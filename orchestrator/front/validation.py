@@ -16,8 +16,9 @@ from tandem.peers.replicas.compatibility import Capabilities, longest_text
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Generation, Request, Rule, Stopping
 from tandem.rpc import messages
+from tandem.rpc.log_probs import given_from
 from tandem.shaping.grammar import Grammars
-from tandem.speculation.request.log_probs import LogProbsWanted
+from tandem.speculation.request.log_probs import LogProbsWanted, misfit
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import MOST_BAD_WORD
 
@@ -135,8 +136,8 @@ class Validator:
         wanted, target = request.log_probs, self.capabilities.target
         if wanted is None:
             return None
-        if not target.tells_log_probs:
-            raise InvalidRequest("log_probs: the target is of a version without them")
+        if fault := misfit(wanted, given_from(target)):
+            raise InvalidRequest(fault)
         if wanted.prompt and request.received_ids:
             raise InvalidRequest("log_probs.prompt: a text that is resumed has told them")
         if wanted.prompt and prompt_tokens * wanted.bytes_each > target.max_message_bytes:

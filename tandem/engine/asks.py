@@ -18,6 +18,7 @@ from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted, Row
 from tandem.speculation.randomness import RandomNumbers, VerdictNumbers
+from tandem.speculation.request.log_probs import LogProbsWanted
 from tandem.speculation.request.sampling import Sampling
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
@@ -258,21 +259,21 @@ class ReadTokens:
 
 @dataclass(slots=True, eq=False)
 class ReadLogProbs:
-    """Learn log probabilities of tokens; the answer is a list of `TokenLogProb`.
+    """Learn what is told of tokens; the answer is a list of `TokenLogProb`.
 
     Attributes:
         scored: of this step.
         rows: of `scored`, one for each token: the one that it follows.
         token_ids: the tokens.
-        top: likeliest ones at each row, besides.
-        sampling: makes the distribution; None for the model's own.
+        wanted: what is told.
+        sampling: makes the distribution, whatever `wanted` says; None for the model's own.
         shaped: what applies to the rows before; None for nothing.
     """
 
     scored: ScoredRows
     rows: Sequence[int]
     token_ids: Sequence[int]
-    top: int
+    wanted: LogProbsWanted
     sampling: Sampling | None = None
     shaped: ShapedRows | None = None
 

@@ -10,7 +10,6 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.speculation.draft import Draft
 from tandem.speculation.probes import NO_PROBES, Probes
-from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
 from tandem.speculation.tree import DraftShape
@@ -105,52 +104,6 @@ def _shaping_to(shaping: Shaping) -> common_pb2.Shaping:
     if shaping.grammar is not None:
         setattr(message, shaping.grammar.kind.value, shaping.grammar.text)
     return message
-
-
-def log_probs_wanted_from(message: common_pb2.LogProbsSpec) -> LogProbsWanted:
-    """Which log probabilities are asked for.
-
-    Raises:
-        InvalidRequest: too many likeliest tokens.
-    """
-    try:
-        return LogProbsWanted(message.top, message.processed, message.prompt)
-    except ValueError as error:
-        raise InvalidRequest(f"log_probs.{error}") from None
-
-
-def log_probs_wanted_to(wanted: LogProbsWanted) -> common_pb2.LogProbsSpec:
-    """The same as a message."""
-    return common_pb2.LogProbsSpec(top=wanted.top, processed=wanted.processed, prompt=wanted.prompt)
-
-
-def log_probs_to(log_probs: Sequence[TokenLogProb]) -> common_pb2.LogProbs | None:
-    """As a message; None for none."""
-    if not log_probs:
-        return None
-    top = [each for one in log_probs for each in one.top]
-    return common_pb2.LogProbs(
-        values=[one.value for one in log_probs],
-        top_ids=[token_id for token_id, _ in top],
-        top_values=[value for _, value in top],
-    )
-
-
-def log_probs_from(message: common_pb2.LogProbs) -> list[TokenLogProb]:
-    """Log probabilities of tokens, as many as there are values.
-
-    Raises:
-        ValueError: the likeliest tokens are not as many at each.
-    """
-    values, ids, others = list(message.values), list(message.top_ids), list(message.top_values)
-    width = len(ids) // len(values) if values else 0
-    if not len(ids) == len(others) == width * len(values):
-        raise ValueError("the likeliest tokens are not as many at each place")
-    tops = [
-        tuple(zip(ids[i : i + width], others[i : i + width], strict=True))
-        for i in range(0, len(ids), width or 1)
-    ]
-    return [TokenLogProb(value, tops[place] if width else ()) for place, value in enumerate(values)]
 
 
 def draft_from(

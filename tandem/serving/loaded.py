@@ -9,6 +9,7 @@ from functools import cached_property
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
 from tandem.inference.model import Model
+from tandem.rpc.log_probs import write_given
 from tandem.shaping.grammar import Grammars
 
 
@@ -44,7 +45,8 @@ class LoadedService:
         """The handshake's message, now."""
         info = common_pb2.ModelInfo()
         info.CopyFrom(self.info)
-        info.shapes_logits = info.tells_log_probs = True
+        info.shapes_logits = True
+        write_given(info)
         if self.models:
             info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
             info.improving = any(model.improving for model in self.models)

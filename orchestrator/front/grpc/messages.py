@@ -6,7 +6,7 @@ from orchestrator.front.validation import MOST_MESSAGES, Validator, new_seed
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.peers.text.measures import TextTimes
 from tandem.peers.text.values import FinishReason, Generation, Origin, Request, Round, Summary
-from tandem.rpc import messages
+from tandem.rpc import log_probs, messages
 from tandem.speculation.request.log_probs import TokenLogProb
 from tandem.telemetry.stages import BUSY, WAITS
 
@@ -51,7 +51,7 @@ def request_from(message: pb.Generation) -> Request:
         first_round=message.first_round,
         received_ids=message.received_token_ids,
         bad_strings=message.bad_strings,
-        log_probs=messages.log_probs_wanted_from(message.log_probs)
+        log_probs=log_probs.wanted_from(message.log_probs)
         if message.HasField("log_probs")
         else None,
         seeded=message.sampling.HasField("seed"),

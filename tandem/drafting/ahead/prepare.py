@@ -30,7 +30,7 @@ from tandem.inference.kv.extents import Mark
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback
 from tandem.speculation.prepared_outcome import PreparedOutcome
-from tandem.speculation.request.log_probs import TokenLogProb
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.tree import DraftSize
 
 # Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
@@ -164,7 +164,7 @@ class Preparation:
         sampling = self.sequence.sampling
         law = None if sampling.greedy else sampling
         told: list[TokenLogProb] = yield ReadLogProbs(
-            scored, range(places), [0] * places, _FOLLOWING, law
+            scored, range(places), [0] * places, LogProbsWanted(_FOLLOWING), law
         )
         most = self.sequence.vocab_size  # of the target, whose tokens follow
         return [[each for each in one.top if each[0] < most] for one in told]

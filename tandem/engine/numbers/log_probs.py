@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, and of the likeliest at their places, for many sequences at once."""
+"""What is told of tokens and of the likeliest at their places, for many sequences at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log_probs_of(asks: Sequence[ReadLogProbs]) -> list[list[TokenLogProb]]:
     for ask in asks:
         laws = _laws(ask)
         tokens = torch.tensor(ask.token_ids, dtype=torch.long).to(laws.device, non_blocking=True)
-        likeliest = laws.topk(min(ask.top, laws.shape[1]), dim=-1)
+        likeliest = laws.topk(min(ask.wanted.top, laws.shape[1]), dim=-1)
         read += [laws.gather(1, tokens[:, None])[:, 0], likeliest.indices, likeliest.values]
     arrays = iter(copy_to_host(read))
     return [

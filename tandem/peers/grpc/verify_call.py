@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from opentelemetry.util.types import AttributeValue
@@ -17,6 +16,7 @@ from tandem.peers.text.contracts import DraftReply, Prompt, VerdictReply
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
 from tandem.rpc.feedback import spec_to
+from tandem.rpc.log_probs import log_probs_from, wanted_to
 from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
@@ -28,7 +28,6 @@ from tandem.telemetry.tracing.steps import write_inside
 VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 # Chances are summed up and learnt from: float32 sums exceed 1 by less.
 _MOST_OVERLAP = 1.01
-_MOST_LOG_PROB = 0.01
 
 
 class VerifyCall:
@@ -93,9 +92,7 @@ class VerifyCall:
             fingerprint=self._replica.fingerprint,
             feedback=self._feedback,
             emitted_tokens=prompt.emitted_tokens,
-            log_probs=None
-            if prompt.log_probs is None
-            else messages.log_probs_wanted_to(prompt.log_probs),
+            log_probs=wanted_to(prompt.log_probs),
         )
         self._log_probs = prompt.log_probs
         message = target_pb2.SequenceRequest(open=request)
@@ -114,7 +111,7 @@ class VerifyCall:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
         times, carry = times_of(self._call, opened), _carry_of(opened)
-        decided = VerdictReply(
+        return VerdictReply(
             place=0,
             num_accepted=0,
             next_token=opened.token_id,
@@ -123,23 +120,8 @@ class VerifyCall:
             carry=carry,
             feedback=self._feedback_of(opened),
             dead_end=opened.dead_end,
-        )
-        wanted = self._log_probs
-        if wanted is None:
-            return decided
-        before = tokens - 1 if wanted.prompt else 0
-        return replace(
-            decided,
             log_probs=self._log_probs_of(opened.log_probs, not opened.dead_end),
-            prompt_log_probs=list(
-                zip(
-                    prompt.token_ids,
-                    (None, *self._log_probs_of(opened.prompt_log_probs, before)),
-                    strict=True,
-                )
-            )
-            if wanted.prompt
-            else (),
+            prompt_log_probs=self._prompt_log_probs_of(opened.prompt_log_probs, prompt),
         )
 
     async def verify(self, round_: int, position: int, drafted: DraftReply | None) -> VerdictReply:
@@ -256,9 +238,6 @@ class VerifyCall:
             raise self._call.broken("verdict.overlaps must be 0..1 each")
         times = times_of(self._call, verdict)
         carry, feedback = _carry_of(verdict), self._feedback_of(verdict)
-        log_probs: Sequence[TokenLogProb] = ()
-        if self._log_probs is not None:
-            log_probs = self._log_probs_of(verdict.log_probs, end - position)
         return VerdictReply(
             place=place,
             num_accepted=accepted,
@@ -268,27 +247,21 @@ class VerifyCall:
             carry=carry,
             feedback=feedback,
             dead_end=dead_end,
-            log_probs=log_probs,
+            log_probs=self._log_probs_of(verdict.log_probs, end - position),
         )
 
-    def _log_probs_of(self, message: common_pb2.LogProbs, count: int) -> list[TokenLogProb]:
-        """Those of a number of tokens.
+    def _log_probs_of(self, message: common_pb2.LogProbs, count: int) -> Sequence[TokenLogProb]:
+        """What is told of a number of tokens."""
+        return log_probs_from(message, self._log_probs, (count, self._vocab_size), self._call)
 
-        Raises:
-            PeerFailure: they are not as many, or not what they should be.
-        """
-        wanted, expect = self._log_probs, self._call.expect
-        expect("len(log_probs.values)", len(message.values), count, count)
-        most = 0 if wanted is None else wanted.top * count
-        expect("len(log_probs.top_ids)", len(message.top_ids), 0, most)
-        expect("max(log_probs.top_ids)", max(message.top_ids, default=0), 0, self._vocab_size - 1)
-        for value in (*message.values, *message.top_values):
-            if not value <= _MOST_LOG_PROB:  # nor NaN
-                raise self._call.broken("log_probs must be at most 0")
-        try:
-            return messages.log_probs_from(message)
-        except ValueError as error:
-            raise self._call.broken(f"log_probs: {error}") from None
+    def _prompt_log_probs_of(
+        self, message: common_pb2.LogProbs, prompt: Prompt
+    ) -> Sequence[tuple[int, TokenLogProb | None]]:
+        """The prompt's tokens with theirs, where they are wanted."""
+        if self._log_probs is None or not self._log_probs.prompt:
+            return ()
+        told = self._log_probs_of(message, len(prompt.token_ids) - 1)
+        return list(zip(prompt.token_ids, (None, *told), strict=True))
 
     def _feedback_of(self, answer: Any) -> common_pb2.Feedback | None:
         """What an answer brings for the drafter, which checks it."""

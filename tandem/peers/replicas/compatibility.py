@@ -12,6 +12,7 @@ from tandem.errors import Unavailable
 from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
 from tandem.rpc.feedback import spec_from
+from tandem.rpc.log_probs import given_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackGiven, FeedbackWanted, misfit
 from tandem.speculation.tree import DraftSize
@@ -124,7 +125,7 @@ def law_of(reply: target_pb2.GetModelInfoResponse) -> Law:
         "tokenizer_fingerprint": info.tokenizer_fingerprint,
         "eos_token_ids": sorted(info.eos_token_ids),
         "shapes_logits": info.shapes_logits,
-        "tells_log_probs": info.tells_log_probs,
+        **given_from(info)._asdict(),
         "verifiers": sorted(rule.name for rule in reply.verifiers),
     }
 

@@ -1,8 +1,9 @@
-"""What is told of a token's probability."""
+"""What is told of each token: its log probability, and whatever else comes of its row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # As vLLM's: a reply with this number of likeliest tokens is 20 times as large.
 MOST_TOP = 20
@@ -12,7 +13,7 @@ _VALUE_BYTES, _ID_BYTES = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class LogProbsWanted:
-    """Which log probabilities a text comes with.
+    """What a text comes with of each of its tokens.
 
     Attributes:
         top: number of likeliest tokens at each place to tell of too; at most 20.
@@ -40,12 +41,23 @@ class LogProbsWanted:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProb:
-    """A token's.
+    """What is told of a token.
 
     Attributes:
-        value: its natural logarithm; float32.
+        value: natural logarithm of its probability; float32.
         top: the likeliest tokens at its place with theirs, the likeliest first.
     """
 
     value: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class LogProbsGiven(NamedTuple):
+    """What a target tells of tokens, by the names of the fields of `ModelInfo` that say so."""
+
+    tells_log_probs: bool = True
+
+
+def misfit(wanted: LogProbsWanted, given: LogProbsGiven) -> str:
+    """Why a target cannot tell what is wanted, as a sentence for a client; empty where it can."""
+    return "" if given.tells_log_probs else "log_probs: the target is of a version without them"
