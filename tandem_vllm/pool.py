@@ -18,7 +18,7 @@ from tandem.peers.replicas.compatibility import (
     longest_text,
     require_fit,
     require_trees,
-    wants_feedback,
+    wanted_by,
 )
 from tandem.peers.replicas.membership import Replicas
 from tandem.peers.replicas.replica import Replica, least_loaded
@@ -109,7 +109,8 @@ class DrafterPool:
     def _require(self, reply: drafter_pb2.GetModelInfoResponse) -> None:
         require_fit(self._target, reply.info, "a drafter")
         require_trees(self._target, reply)
-        if wants_feedback(reply) or reply.probes:
+        wanted = wanted_by(reply)
+        if wanted is None or wanted.asks or wanted.probes:
             raise Unavailable(
                 f"a drafter ({reply.info.model}, {reply.drafter}) reads what its target computes"
                 " (hidden states, predictions), which vLLM does not give: draft by METHOD=model"

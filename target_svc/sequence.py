@@ -112,7 +112,7 @@ class VerifiedSequence(
         told = None if decision is None else decision.feedback
         wanted = sequence.request.feedback
         if told is not None and wanted is not None and wanted.columns:
-            opened.feedback.CopyFrom(feedback_to(told, weighted=False))
+            opened.feedback.CopyFrom(feedback_to(told, wanted))
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
@@ -209,7 +209,7 @@ class VerifiedSequence(
         self._ended = decision.dead_end
         answer = self._verdict(request.round, sequence.length, decision, times)
         if (told := decision.feedback) is not None and wanted is not None:
-            answer.verdict.feedback.CopyFrom(feedback_to(told, weighted=wanted.top > 1))
+            answer.verdict.feedback.CopyFrom(feedback_to(told, wanted))
         return StepReply(
             answer,
             "verify",

@@ -15,6 +15,7 @@ from tandem.speculation.feedback import (
     MOST_LAYERS,
     MOST_PREDICTED,
     Feedback,
+    FeedbackGiven,
     FeedbackWanted,
     HiddenDtype,
     Row,
@@ -60,13 +61,36 @@ def spec_from(message: common_pb2.FeedbackSpec, hidden_size: int) -> FeedbackWan
     dtype = _NAMED_DTYPES.get(message.hidden_dtype)
     if message.layers and dtype is None:
         return None
-    return FeedbackWanted(
+    found = FeedbackWanted(
         layers=tuple(message.layers),
         hidden_size=hidden_size,
         dtype=dtype or HiddenDtype.BFLOAT16,
         prompt_tokens=message.prompt_tokens,
         top=message.top,
         everywhere=message.predicted_at == common_pb2.PREDICTED_AT_ALL,
+    )
+    came, known = message.SerializeToString(deterministic=True), spec_to(found)
+    if came == (b"" if known is None else known.SerializeToString(deterministic=True)):
+        return found
+    return replace(found, later=came)
+
+
+def given_from(
+    info: common_pb2.ModelInfo,
+    *,
+    layers: Sequence[int],
+    probe_tokens: int,
+    message_bytes: int | None = None,
+) -> FeedbackGiven:
+    """What a target of any version can tell, by its handshake; see `FeedbackGiven`."""
+    return FeedbackGiven(
+        name=f"the target ({info.model})",
+        weights_fingerprint=info.weights_fingerprint,
+        hidden_size=info.hidden_size,
+        layers=layers,
+        probe_tokens=probe_tokens,
+        max_nodes=info.max_nodes,
+        message_bytes=message_bytes,
     )
 
 
@@ -143,12 +167,12 @@ def _check_predictions(message: common_pb2.FeedbackSpec) -> None:
         raise InvalidRequest(f"open.feedback.predicted_at {message.predicted_at} is unknown")
 
 
-def feedback_to(told: Feedback, *, weighted: bool) -> common_pb2.Feedback:
+def feedback_to(told: Feedback, wanted: FeedbackWanted) -> common_pb2.Feedback:
     """What a target tells, as it travels.
 
     Args:
         told: on the host, its positions following each other.
-        weighted: whether weights go with the predictions.
+        wanted: by whom it is for.
     """
     message = common_pb2.Feedback(round=told.round)
     if told.states is not None:
@@ -158,7 +182,7 @@ def feedback_to(told: Feedback, *, weighted: bool) -> common_pb2.Feedback:
     if told.predicted is not None:
         rows = told.predicted.values()
         message.places.extend(told.predicted)
-        if not weighted:
+        if wanted.top == 1:
             message.predicted_ids.extend(int(row.ids[0]) for row in rows)
         else:
             sent = message.predictions
@@ -166,6 +190,12 @@ def feedback_to(told: Feedback, *, weighted: bool) -> common_pb2.Feedback:
             sent.ids = b"".join(row.ids.astype("<u4").tobytes() for row in rows)
             sent.weights = b"".join(row.weights.astype("<u2").tobytes() for row in rows)
     return message
+
+
+def bytes_of(told: common_pb2.Feedback) -> int:
+    """Size of the states and predictions, without what is around them."""
+    rows = told.predictions
+    return len(told.hidden) + len(rows.ids) + len(rows.weights) + 4 * len(told.predicted_ids)
 
 
 class Listener(NamedTuple):

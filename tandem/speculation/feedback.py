@@ -44,6 +44,8 @@ class FeedbackWanted:
         probes: most probes of a draft.
         probe_tokens: extra embeddings of the target that the probes name.
         made_for: weights fingerprint of the target that the drafter was trained for; empty for any.
+        later: the wish as it came, where a later version's drafter wants what this one does not
+            know; else empty.
         columns: where the layers stand among those that a target gives; only a target fills it in.
         on_device: states stay on the device; else they come to the host with the verdict.
     """
@@ -57,6 +59,7 @@ class FeedbackWanted:
     probes: int = 0
     probe_tokens: int = 0
     made_for: str = ""
+    later: bytes = b""
     columns: tuple[int, ...] = ()
     on_device: bool = False
 
@@ -64,6 +67,17 @@ class FeedbackWanted:
     def told(self) -> bool:
         """Whether anything is to be told."""
         return bool(self.layers or self.top)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a drafter asks for anything, also of a kind that a later version knows."""
+        return self.told or bool(self.later)
+
+    @property
+    def said(self) -> FeedbackWanted:
+        """The part that a text says once for all of its drafters, so that it is the same for all
+        that ask."""
+        return replace(self, hidden_size=0, probes=0, probe_tokens=0, made_for="")
 
     @property
     def state_bytes(self) -> int:
@@ -133,6 +147,20 @@ class Feedback:
     def lasting(self) -> Feedback:
         """What is of use behind the next round too."""
         return self if self.predicted is None else replace(self, predicted=None)
+
+
+def united(wishes: Sequence[FeedbackWanted]) -> FeedbackWanted:
+    """What a text says for all of its drafters, and the most that a draft of any needs of a target.
+
+    Args:
+        wishes: of these, equal as `said` where they ask for anything.
+    """
+    first = next((wanted for wanted in wishes if wanted.asks), NO_FEEDBACK)
+    return replace(
+        first,
+        probes=max((wanted.probes for wanted in wishes), default=0),
+        probe_tokens=max((wanted.probe_tokens for wanted in wishes), default=0),
+    )
 
 
 class FeedbackGiven(NamedTuple):

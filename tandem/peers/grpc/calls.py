@@ -11,6 +11,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.rpc import messages
 from tandem.rpc.streams.call import SequenceCall
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.speculation.tree import DraftSize, Tree
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
@@ -29,16 +30,14 @@ class CountingOn:
         note_load: takes how many sequences it says it has open.
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
-        probes: most probes of its drafts.
-        hears: whether it asks for feedback.
+        feedback: that it wants, where it is a drafter.
     """
 
     fingerprint: str
     note_load: Callable[[int], None]
     incarnation: int = 0
     prepares: bool = False
-    probes: int = 0
-    hears: bool = False
+    feedback: FeedbackWanted = NO_FEEDBACK
 
     def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:
         """Refuse an opening by a process that has not been asked yet.

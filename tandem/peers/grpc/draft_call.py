@@ -124,7 +124,7 @@ class DraftCall:
             new_token_ids=news.token_ids,
             gamma=gamma,
             max_nodes=size.nodes,
-            feedback=news.feedback if self._replica.hears else (),
+            feedback=news.feedback if self._replica.feedback.asks else (),
             ahead=ahead > AheadWay.NOTHING,
             send_ahead=ahead is AheadWay.SENT,
         )
@@ -234,7 +234,7 @@ class DraftCall:
         """
         count, expect, rows = len(token_ids), self._call.expect, draft.rows
         probes, hung = len(draft.probes.token_ids), len(draft.probes.parents)
-        expect("len(draft.probes.token_ids)", probes, 0, self._replica.probes)
+        expect("len(draft.probes.token_ids)", probes, 0, self._replica.feedback.probes)
         expect("len(draft.probes.parents)", hung, probes, probes)
         expect("max(draft.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
         sizes, row_of = rows.sizes, draft.row_of

@@ -15,7 +15,7 @@ from tandem.peers.grpc.deadlines import Waits
 from tandem.peers.text.contracts import DraftReply, Prompt, VerdictReply
 from tandem.peers.text.record import TextRecord
 from tandem.rpc import messages
-from tandem.rpc.feedback import spec_to
+from tandem.rpc.feedback import bytes_of, spec_to
 from tandem.rpc.log_probs import log_probs_from, wanted_to
 from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
@@ -268,9 +268,7 @@ class VerifyCall:
         if self._feedback is None or not answer.HasField("feedback"):
             return None
         feedback: common_pb2.Feedback = answer.feedback
-        rows = feedback.predictions
-        told = len(rows.ids) + len(rows.weights) + 4 * len(feedback.predicted_ids)
-        self._record.counts.feedback_bytes += len(feedback.hidden) + told
+        self._record.counts.feedback_bytes += bytes_of(feedback)
         return feedback
 
 

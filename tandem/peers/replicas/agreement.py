@@ -10,6 +10,7 @@ from tandem.errors import TandemError
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.replicas.compatibility import (
     Law,
+    feedback_of_all,
     law_of,
     noting,
     require_feedback,
@@ -18,7 +19,6 @@ from tandem.peers.replicas.compatibility import (
     require_protocol,
     require_same_feedback,
     require_trees,
-    wanted_feedback,
 )
 from tandem.peers.replicas.replica import Replica
 
@@ -74,7 +74,7 @@ def agree(
             require_feedback(each.reply, reply)
 
     fitting = sift(drafters, misfits, require_pair)
-    wanted = wanted_feedback([replica.reply for replica in fitting])
+    wanted = feedback_of_all([replica.reply for replica in fitting])
     fitting = sift(fitting, misfits, lambda reply: require_same_feedback(wanted, reply))
     return Agreement(law, same, others, fitting, misfits)
 

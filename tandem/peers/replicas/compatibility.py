@@ -11,10 +11,10 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
-from tandem.rpc.feedback import spec_from
-from tandem.rpc.log_probs import given_from
+from tandem.rpc import log_probs
+from tandem.rpc.feedback import given_from, spec_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
-from tandem.speculation.feedback import NO_FEEDBACK, FeedbackGiven, FeedbackWanted, misfit
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackGiven, FeedbackWanted, misfit, united
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 
@@ -84,17 +84,21 @@ def require_feedback(
     if wanted is None:
         dtype = reply.feedback.hidden_dtype
         raise Unavailable(f"{who} reads hidden states of an unknown dtype, {dtype}")
-    given = FeedbackGiven(
-        name=f"the target ({own.model})",
-        weights_fingerprint=own.weights_fingerprint,
-        hidden_size=own.hidden_size,
-        layers=target.feedback_layers,
-        probe_tokens=target.probe_tokens,
-        max_nodes=own.max_nodes,
-        message_bytes=min(own.max_message_bytes, reply.info.max_message_bytes) - AROUND_BYTES,
-    )
-    if fault := misfit(wanted, given):
+    most = min(own.max_message_bytes, reply.info.max_message_bytes) - AROUND_BYTES
+    if fault := misfit(wanted, _given_by(target, most)):
         raise Unavailable(f"{who} {fault}")
+
+
+def _given_by(
+    reply: target_pb2.GetModelInfoResponse, message_bytes: int | None = None
+) -> FeedbackGiven:
+    """What a target can tell, and compute beside a draft."""
+    return given_from(
+        reply.info,
+        layers=reply.feedback_layers,
+        probe_tokens=reply.probe_tokens,
+        message_bytes=message_bytes,
+    )
 
 
 def wanted_by(reply: drafter_pb2.GetModelInfoResponse) -> FeedbackWanted | None:
@@ -125,7 +129,7 @@ def law_of(reply: target_pb2.GetModelInfoResponse) -> Law:
         "tokenizer_fingerprint": info.tokenizer_fingerprint,
         "eos_token_ids": sorted(info.eos_token_ids),
         "shapes_logits": info.shapes_logits,
-        **given_from(info)._asdict(),
+        **log_probs.given_from(info)._asdict(),
         "verifiers": sorted(rule.name for rule in reply.verifiers),
     }
 
@@ -175,47 +179,23 @@ def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape
     return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
 
 
-def require_same_feedback(
-    wanted: common_pb2.FeedbackSpec | None, reply: drafter_pb2.GetModelInfoResponse
-) -> None:
-    """Refuse a drafter that wants other feedback than others do.
+def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> FeedbackWanted:
+    """What a text says for all of them, and the most that a draft needs of a target."""
+    return united([wanted for reply in drafters if (wanted := wanted_by(reply)) is not None])
+
+
+def require_same_feedback(all_: FeedbackWanted, reply: drafter_pb2.GetModelInfoResponse) -> None:
+    """Refuse a drafter that wants other feedback than a text says for all.
 
     Raises:
         Unavailable: it does.
     """
-    if wants_feedback(reply) and reply.feedback != wanted:
+    wanted = wanted_by(reply)
+    if wanted is not None and wanted.asks and wanted.said != all_.said:
         raise Unavailable(
             f"a drafter ({reply.info.model}) reads other hidden states or predictions than the"
             " first one does: drafters that read any must read the same"
         )
-
-
-def wanted_feedback(
-    drafters: Sequence[drafter_pb2.GetModelInfoResponse],
-) -> common_pb2.FeedbackSpec | None:
-    """What drafters want of the target, the same for all: a text says it once, when it opens."""
-    return next((reply.feedback for reply in drafters if wants_feedback(reply)), None)
-
-
-def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> FeedbackWanted:
-    """What a text says for all of them, and the most that a draft needs of a target."""
-    found = [wanted for reply in drafters if (wanted := wanted_by(reply)) is not None]
-    told = next((wanted for wanted in found if wanted.told), NO_FEEDBACK)
-    return replace(
-        told,
-        probes=max((wanted.probes for wanted in found), default=0),
-        probe_tokens=max((wanted.probe_tokens for wanted in found), default=0),
-    )
-
-
-def wants_feedback(reply: drafter_pb2.GetModelInfoResponse) -> bool:
-    """Whether a drafter asks for any, also of a kind that a later version knows."""
-    return bool(reply.feedback.ByteSize())
-
-
-def most_probes(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> int:
-    """Of a draft, whichever of them makes it."""
-    return max((reply.probes for reply in drafters), default=0)
 
 
 _ENTRY_BYTES = 6
@@ -236,7 +216,7 @@ def longest_draft(
     for place, reply in enumerate(drafters, 1):
         fitting = _rows_that_fit(target, place, reply)
         if reply.probes and reply.shape not in _TREES:
-            fitting = min(fitting, target.max_nodes - most_probes(drafters))
+            fitting = min(fitting, target.max_nodes - feedback_of_all(drafters).probes)
         longest = min(longest, reply.info.max_gamma, fitting)
     return longest if drafters else 0
 
@@ -249,7 +229,7 @@ def largest_tree(
     Raises:
         Unavailable: as `longest_draft`.
     """
-    room = target.max_nodes - most_probes(drafters)
+    room = target.max_nodes - feedback_of_all(drafters).probes
     found = [
         min(room, reply.info.max_nodes, _rows_that_fit(target, place, reply))
         for place, reply in enumerate(drafters, 1)
@@ -396,8 +376,7 @@ class Capabilities:
         """Whether a target can go on with any text that began with these."""
         kept = [getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS]
         kept.append(reply.max_rounds >= self.max_rounds)
-        kept.append(set(self.feedback.layers) <= set(reply.feedback_layers))
-        kept.append(self.feedback.probe_tokens <= reply.probe_tokens)
+        kept.append(not misfit(self.feedback, _given_by(reply)))
         own = self if self.by_target else self.without_drafters
         if own is not None:
             kept += [reply.drafts.max_gamma >= own.largest.gamma]

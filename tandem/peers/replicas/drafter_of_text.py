@@ -9,10 +9,11 @@ from tandem.errors import Exhausted, TandemError
 from tandem.peers.grpc.calls import CountingOn
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.grpc.deadlines import Deadlines
-from tandem.peers.replicas.compatibility import wants_feedback
+from tandem.peers.replicas.compatibility import wanted_by
 from tandem.peers.replicas.replica import Replica
 from tandem.peers.text.contracts import TextDrafter
 from tandem.peers.text.record import TextRecord
+from tandem.speculation.feedback import NO_FEEDBACK
 
 
 class DrafterOfText:
@@ -54,8 +55,7 @@ class DrafterOfText:
         counting = replace(
             counting_on(replica),
             prepares=reply.ahead > 0,
-            probes=reply.probes,
-            hears=wants_feedback(reply),
+            feedback=wanted_by(reply) or NO_FEEDBACK,
         )
         return client.sequence(remaining, waits, self._record, *limits, counting)
 

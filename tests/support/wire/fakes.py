@@ -20,11 +20,12 @@ from tandem.peers.grpc.deadlines import Deadlines
 from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.rpc.health import Health
 from tandem.rpc.server import RunningServer
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.support.wire.fake_carrier import VOCAB_SIZE, Fake
 
 # For tests that do not care which peer serves a sequence.
-ANYBODY = CountingOn("", lambda _: None, probes=4)
+ANYBODY = CountingOn("", lambda _: None, feedback=FeedbackWanted(probes=4))
 # Long enough for models.
 PATIENT = Deadlines(30.0, 30.0, 30.0).of(lambda: True)
 CHAIN = common_pb2.DRAFT_SHAPE_CHAIN
