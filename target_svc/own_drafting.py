@@ -41,8 +41,8 @@ class OwnDrafting:
 
         Args:
             decision: the verdict.
-            told: what was asked for of its feedback. If that was a drafter's wish and not this
-                one's own, its states are kept where both want the same layers.
+            told: whose wish its feedback follows. If that is not this drafter's own, states are
+                kept where both want the same layers.
         """
         self.news += decision.emitted
         if self.untold:  # of rounds before this one
@@ -50,8 +50,8 @@ class OwnDrafting:
         own, feedback = self.wanted, decision.feedback
         if own is None or told is None or feedback is None:
             return
-        if told is not own:
-            if (told.columns, told.dtype) != (own.columns, own.dtype):
+        if not told.on_device:
+            if not told.has_states_of(own):
                 return
             feedback = feedback.lasting
         if feedback.tells:

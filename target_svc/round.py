@@ -127,9 +127,7 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
     told = wanted if states else None
     decision = yield from _decide(sequence, round_, NO_DRAFT, scored, told, shaped)
-    if sequence.own is not None:
-        sequence.own.note(decision, told)
-    return decision
+    return _told(sequence, decision, told)
 
 
 def _told_of_prompt(sequence: TargetSequence) -> FeedbackWanted | None:
@@ -197,8 +195,22 @@ def verify(
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
     decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped)
+    return _told(sequence, decision, wanted)
+
+
+def _told(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | None) -> Decision:
+    """The decision, which the target's own drafter has heard. Here its feedback goes to whom it is
+    for: what is left in the decision is for the text's drafter, and is sent.
+
+    Args:
+        sequence: behind the decision.
+        decision: with the feedback that came.
+        wanted: whose wish that follows; None where there is none.
+    """
     if sequence.own is not None:
         sequence.own.note(decision, wanted)
+    if wanted is not None and wanted.on_device:
+        decision.feedback = None
     return decision
 
 

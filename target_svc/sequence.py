@@ -109,10 +109,8 @@ class VerifiedSequence(
             prompt_log_probs=log_probs.log_probs_to(sequence.prompt_log_probs),
         )
         sequence.prompt_log_probs = []
-        told = None if decision is None else decision.feedback
-        wanted = sequence.request.feedback
-        if told is not None and wanted is not None and wanted.columns:
-            opened.feedback.CopyFrom(feedback_to(told, wanted))
+        if decision is not None and (feedback := self._feedback_of(decision)) is not None:
+            opened.feedback.CopyFrom(feedback)
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
@@ -208,8 +206,6 @@ class VerifiedSequence(
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._ended = decision.dead_end
         answer = self._verdict(request.round, sequence.length, decision, times)
-        if (told := decision.feedback) is not None and wanted is not None:
-            answer.verdict.feedback.CopyFrom(feedback_to(told, wanted))
         return StepReply(
             answer,
             "verify",
@@ -247,7 +243,16 @@ class VerifiedSequence(
             verdict.carry.CopyFrom(carry)
         if (told := log_probs.log_probs_to(decision.log_probs)) is not None:
             verdict.log_probs.CopyFrom(told)
+        if (feedback := self._feedback_of(decision)) is not None:
+            verdict.feedback.CopyFrom(feedback)
         return answer
+
+    def _feedback_of(self, decision: Decision) -> common_pb2.Feedback | None:
+        """What a verdict tells the text's drafter."""
+        wanted = self._sequence.request.feedback
+        if wanted is None or decision.feedback is None:
+            return None
+        return feedback_to(decision.feedback, wanted)
 
     async def _run(self, request: target_pb2.RunStep, traced: SpanIds | None) -> None:
         """Rounds by the engine alone, as long as some are granted."""

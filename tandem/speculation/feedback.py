@@ -47,7 +47,8 @@ class FeedbackWanted:
         later: the wish as it came, where a later version's drafter wants what this one does not
             know; else empty.
         columns: where the layers stand among those that a target gives; only a target fills it in.
-        on_device: states stay on the device; else they come to the host with the verdict.
+        on_device: the target's own drafter wants it, and states stay on the device; else they come
+            to the host with the verdict, and are sent.
     """
 
     layers: tuple[int, ...] = ()
@@ -88,6 +89,10 @@ class FeedbackWanted:
     def predicted_bytes(self) -> int:
         """Of the predictions of a place, as they are sent."""
         return 4 if self.top == 1 else 6 * self.top
+
+    def has_states_of(self, other: FeedbackWanted) -> bool:
+        """Whether its states do for another wish of the same target."""
+        return (self.columns, self.dtype) == (other.columns, other.dtype)
 
     @property
     def at_open(self) -> FeedbackWanted:
