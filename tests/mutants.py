@@ -338,8 +338,8 @@ MUTANTS = (
     Mutant(
         "target: each text gets the first text's predictions",
         "tandem/engine/numbers/feedback.py",
-        "own.ids, own.weights, own.first = ids, weights, first",
-        "own.ids, own.weights, own.first = ids, weights, 0",
+        "own.rows, own.first = told, first",
+        "own.rows, own.first = told, 0",
         ("tests/unit/engine/test_predictions.py",),
     ),
     Mutant(

@@ -81,9 +81,8 @@ class DeviceFeedback:
         round: of the verdict.
         position: of the last token before the draft, in the text.
         prompt_states: positions before that one whose states come along.
-        ids: [R, K] the K likeliest tokens of each row, of all jobs of the step that want K of them;
-            None where no predictions are wanted.
-        weights: [R, K] theirs, 0 where they are too unlikely; None with one token a row.
+        rows: [R, ...] each, what is told of each row, of all jobs of the step that want the same;
+            none where only states are wanted.
         first: the job's first row of these.
     """
 
@@ -91,8 +90,7 @@ class DeviceFeedback:
     round: int
     position: int
     prompt_states: int = 0
-    ids: Tensor | None = None
-    weights: Tensor | None = None
+    rows: Sequence[Tensor] = ()
     first: int = 0
 
 

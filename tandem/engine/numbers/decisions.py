@@ -252,10 +252,10 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
         if each.states is not None and not each.states_stay
     }
     told = [each.feedback for each in decided if each.feedback is not None]
-    parts = {id(part): part for one in told for part in (one.ids, one.weights) if part is not None}
+    rows = {id(part): part for one in told for part in one.rows}
     there, arrays = to_host(
         drawn,
-        [*(verdicts.numbers for verdicts in batches.values()), *kept.values(), *parts.values()],
+        [*(verdicts.numbers for verdicts in batches.values()), *kept.values(), *rows.values()],
     )
     drafts = iter(chains_of(chains, drawn, there))
     brought = iter(arrays)
@@ -263,14 +263,14 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
     states: dict[int, Any] = {
         key: each.states for key, each in batches.items() if each.states_stay
     } | {key: next(brought) for key in kept}
-    likeliest = {key: next(brought) for key in parts}
+    of_rows = {key: next(brought) for key in rows}
     found = []
     for each in decided:
         draft = each.draft if isinstance(each.draft, Draft) else next(drafts)
         decision = _decision(each, draft, numbers[id(each.verdicts)][each.index])
         if each.feedback is not None and isinstance(decision, Decision):
             own = states.get(id(each.verdicts))
-            decision.feedback = on_host(each, decision, own, likeliest)
+            decision.feedback = on_host(each, decision, own, of_rows)
         found.append(decision)
     return found
 

@@ -94,11 +94,10 @@ def feedback_of(asks: Sequence[Decide]) -> dict[int, DeviceFeedback]:
         if len(rows) < len(logits):
             index = torch.tensor(rows).to(logits.device, non_blocking=True)
             logits = logits.index_select(0, index)
-        ids, weights = _likeliest(logits.float(), top)
-        first = 0
+        told, first = _likeliest(logits.float(), top), 0
         for ask, count in zip(sharing, counts, strict=True):
             own = found[id(ask)]
-            own.ids, own.weights, own.first = ids, weights, first
+            own.rows, own.first = told, first
             first += count
     return found
 
@@ -107,10 +106,10 @@ def _probes(ask: Decide) -> int:
     return len(ask.draft.probes) if isinstance(ask.draft, Draft) else 0
 
 
-def _likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor | None]:
+def _likeliest(logits: Tensor, top: int) -> Sequence[Tensor]:
     """[R, K] likeliest tokens of logits [R, V], and their weights if there may be several."""
     if top == 1:
-        return logits.max(-1, keepdim=True).indices.int(), None
+        return (logits.max(-1, keepdim=True).indices.int(),)
     values, ids = logits.topk(min(top, logits.shape[1]))
     shares = (values - values[:, :1]).exp()
     # A row that is not finite gets no weight; its verdict says so, or it is a probe's.
@@ -122,7 +121,7 @@ def predicted(
     draft: Draft,
     place: int,
     ids: npt.NDArray[np.int32],
-    weights: npt.NDArray[np.int32] | None,
+    weights: npt.NDArray[np.int32] | None = None,
 ) -> dict[int, Row]:
     """The predictions of the places that are wanted; none of a row that was not finite.
 
@@ -164,7 +163,7 @@ def on_host(
     verdict: DeviceVerdict,
     decision: Decision,
     states: npt.NDArray[Any] | Tensor | None,
-    likeliest: Mapping[int, npt.NDArray[np.int32]],
+    of_rows: Mapping[int, npt.NDArray[Any]],
 ) -> Feedback:
     """What a verdict tells, cut out of what its step brought.
 
@@ -172,7 +171,7 @@ def on_host(
         verdict: brings feedback along.
         decision: the same, on the host.
         states: of its step, see `kept_states`, wherever they are to be; None for none.
-        likeliest: ids and weights of its step, by the identity of what was on the device.
+        of_rows: what its step tells of rows, by the identity of what was on the device.
     """
     told = verdict.feedback
     assert told is not None
@@ -180,9 +179,8 @@ def on_host(
     if states is not None:
         own = states[verdict.index, : told.prompt_states + 1 + decision.num_accepted]
     positions = range(first, first + (0 if own is None else len(own)))
-    if told.ids is None:
+    if not told.rows:
         return Feedback(told.round, positions, own)
-    ids = likeliest[id(told.ids)][told.first :]
-    weights = None if told.weights is None else likeliest[id(told.weights)][told.first :]
-    rows = predicted(told.wanted, decision.draft, decision.place, ids, weights)
+    likeliest = [of_rows[id(part)][told.first :] for part in told.rows]
+    rows = predicted(told.wanted, decision.draft, decision.place, *likeliest)
     return Feedback(told.round, positions, own, rows)

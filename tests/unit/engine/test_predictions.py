@@ -38,11 +38,9 @@ def test_each_text_has_those_of_its_own_rows(top: int) -> None:
     assert len(found) == len(asks)
     for ask, own in zip(asks, scored, strict=True):
         told = found[id(ask)]
-        assert told.ids is not None
         assert isinstance(ask.draft, Draft)
-        ids = told.ids.numpy()[told.first :]
-        weights = None if told.weights is None else told.weights.numpy()[told.first :]
-        rows = predicted(told.wanted, ask.draft, 0, ids, weights)
+        likeliest = [part.numpy()[told.first :] for part in told.rows]
+        rows = predicted(told.wanted, ask.draft, 0, *likeliest)
         expected = own.logits[own.first : own.first + own.count].topk(top)
         assert [row.ids.tolist() for row in rows.values()] == expected.indices.tolist()
         if top > 1:
