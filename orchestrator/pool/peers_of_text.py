@@ -123,8 +123,7 @@ class PeersOfText:
             self._pool.target_deadlines.of(lambda: self._pool.is_alone(replica)),
             self._record,
             limit,
-            counting_on(replica),
-            self._capabilities.feedback,
+            counting_on(replica, self._capabilities.feedback),
         )
 
     def drafter(self) -> TextDrafter | None:

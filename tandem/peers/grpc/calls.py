@@ -30,7 +30,7 @@ class CountingOn:
         note_load: takes how many sequences it says it has open.
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
-        feedback: that it wants, where it is a drafter.
+        feedback: that it wants, where it is a drafter; that it gives to one, where it is a target.
     """
 
     fingerprint: str

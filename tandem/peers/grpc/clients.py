@@ -25,7 +25,6 @@ from tandem.rpc.security.plaintext import check_plaintext
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
 from tandem.settings import variable_of
-from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _TRIAL = "trial"
@@ -129,11 +128,10 @@ class TargetClient(Peer):
         record: TextRecord,
         max_bytes: int,
         counting_on: CountingOn,
-        feedback: FeedbackWanted = NO_FEEDBACK,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
         call = self._sequence(seconds, max_bytes)
-        return VerifyCall(call, waits, record, counting_on, feedback)
+        return VerifyCall(call, waits, record, counting_on)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _VerifySequence:
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())

@@ -18,7 +18,6 @@ from tandem.rpc import messages
 from tandem.rpc.feedback import bytes_of, spec_to
 from tandem.rpc.log_probs import log_probs_from, wanted_to
 from tandem.rpc.streams.call import SequenceCall
-from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
@@ -38,7 +37,6 @@ class VerifyCall:
         waits: its deadlines.
         record: the text's, which books each exchange.
         replica: that it is for.
-        feedback: that the text's drafter wants.
     """
 
     def __init__(
@@ -47,10 +45,9 @@ class VerifyCall:
         waits: Waits,
         record: TextRecord,
         replica: CountingOn,
-        feedback: FeedbackWanted = NO_FEEDBACK,
     ) -> None:
         self._call = call
-        self._feedback = spec_to(feedback)
+        self._feedback = spec_to(replica.feedback)
         self._replica = replica
         self._waits = waits
         self._record = record

@@ -13,7 +13,7 @@ from tandem.peers.replicas.compatibility import wanted_by
 from tandem.peers.replicas.replica import Replica
 from tandem.peers.text.contracts import TextDrafter
 from tandem.peers.text.record import TextRecord
-from tandem.speculation.feedback import NO_FEEDBACK
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 
 
 class DrafterOfText:
@@ -53,9 +53,8 @@ class DrafterOfText:
         limits = max_bytes, target_max_bytes
         reply = replica.reply
         counting = replace(
-            counting_on(replica),
+            counting_on(replica, wanted_by(reply) or NO_FEEDBACK),
             prepares=reply.ahead > 0,
-            feedback=wanted_by(reply) or NO_FEEDBACK,
         )
         return client.sequence(remaining, waits, self._record, *limits, counting)
 
@@ -74,7 +73,9 @@ class DrafterOfText:
             self._replica.note_failure()
 
 
-def counting_on(replica: Replica[TargetClient] | Replica[DrafterClient]) -> CountingOn:
+def counting_on(
+    replica: Replica[TargetClient] | Replica[DrafterClient], feedback: FeedbackWanted
+) -> CountingOn:
     """What a sequence counts on that is meant for a replica."""
     info = replica.reply.info
-    return CountingOn(info.fingerprint, replica.note_load, info.incarnation)
+    return CountingOn(info.fingerprint, replica.note_load, info.incarnation, feedback=feedback)

@@ -1,0 +1,59 @@
+"""What drafters want of a target, as a text says it for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
+from tandem.errors import Unavailable
+from tandem.peers.replicas.compatibility import (
+    feedback_of_all,
+    require_same_feedback,
+    wanted_by,
+)
+from tandem.rpc.feedback import spec_to
+from tandem.speculation.feedback import NO_FEEDBACK
+
+NONE = common_pb2.FeedbackSpec()
+TOP = common_pb2.FeedbackSpec(top=3, predicted_at=common_pb2.PREDICTED_AT_KEPT)
+
+
+def later(value: int, known: common_pb2.FeedbackSpec = NONE) -> bytes:
+    """A wish with a field that this version does not know."""
+    return known.SerializeToString() + bytes([15 << 3, value])
+
+
+def reply(spec: bytes = b"", probes: int = 0) -> drafter_pb2.GetModelInfoResponse:
+    feedback = common_pb2.FeedbackSpec.FromString(spec)
+    return drafter_pb2.GetModelInfoResponse(feedback=feedback, probes=probes, probe_tokens=probes)
+
+
+def test_a_wish_that_only_a_later_version_knows_is_a_wish() -> None:
+    wanted = wanted_by(reply(later(1)))
+    assert wanted is not None
+    assert wanted.asks
+    assert not wanted.told
+    assert spec_to(wanted) is None, "a target would not know it either"
+
+
+@pytest.mark.parametrize("known", [NONE, TOP])
+def test_all_that_ask_ask_the_same(known: common_pb2.FeedbackSpec) -> None:
+    first = reply(later(1, known), probes=2)
+    said = feedback_of_all([reply(), first])
+    for same in (reply(), reply(probes=7), first, reply(later(1, known))):
+        require_same_feedback(said, same)
+    for other in (
+        later(2, known),
+        later(1, common_pb2.FeedbackSpec(top=1)),
+        TOP.SerializeToString(),
+    ):
+        with pytest.raises(Unavailable, match="reads other hidden states or predictions"):
+            require_same_feedback(said, reply(other))
+
+
+def test_a_text_has_room_for_the_most_probes_of_any() -> None:
+    assert feedback_of_all([]) == NO_FEEDBACK
+    said = feedback_of_all([reply(probes=2), reply(TOP.SerializeToString(), 1), reply(probes=5)])
+    assert (said.top, said.probes, said.probe_tokens) == (3, 5, 5)
+    assert spec_to(said) == TOP
