@@ -343,6 +343,13 @@ MUTANTS = (
         ("tests/unit/engine/test_predictions.py",),
     ),
     Mutant(
+        "target: what its own drafter wanted to know is sent",
+        "target_svc/round.py",
+        "if wanted is not None and wanted.on_device:",
+        "if wanted is None:",
+        ("tests/service/feedback/test_predictions.py",),
+    ),
+    Mutant(
         "target: log probabilities of merged chains are taken by place",
         "target_svc/round.py",
         "of = [rows[place] for place in places]",

@@ -289,3 +289,22 @@ async def test_extra_embeddings_of_another_model_end_the_start(
             server = await start(stack, make_target(settings))
             with pytest.raises(StartupError, match=r"cannot read .*extra_embeddings.safetensors"):
                 await server.ready()
+
+
+async def test_what_the_targets_own_drafter_wants_is_not_sent(
+    random_pair: tuple[Path, Path],
+) -> None:
+    """Of a text whose drafter was told something, and is gone: its rounds are the target's own."""
+    settings = TargetSettings(model=str(random_pair[1]), engine="torch", drafts="jacobi")
+    async with AsyncExitStack() as stack:
+        server = await start(stack, make_target(settings))
+        await server.ready()
+        target = target_pb2_grpc.TargetServiceStub(await connect(stack, address_of(server)))
+        call = Talk(target.Verify())
+        await call.ask(open_verify(feedback=spec(2), max_nodes=8, max_new_tokens=20))
+        verdict = (await call.ask(verify_step(draft=probed(), feedback=True))).verdict
+        assert verdict.HasField("feedback")
+        run = target_pb2.RunStep(round=2, position=verdict.position, rounds=1, gamma=2)
+        own = (await call.ask(target_pb2.SequenceRequest(run=run))).verdict
+        assert own.HasField("drafted")
+        assert not own.HasField("feedback")
