@@ -161,7 +161,8 @@ class Sampling(google.protobuf.message.Message):
     """
     top_p: builtins.float
     """top_p keeps the smallest set of most likely tokens whose probabilities add up
-    to at least top_p. In (0, 1]. Default 1 (keeps all).
+    to at least top_p; of equally likely ones those with the lowest ids. In
+    (0, 1]. Default 1 (keeps all).
     """
     min_p: builtins.float
     """min_p drops tokens less likely than min_p times the most likely one. In

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from tandem.engine.numbers import decisions, draws
 from tandem.inference.batch import tiles
 from tandem.inference.batch.tiles import Tiles
-from tandem.inference.kernels import attention
+from tandem.inference.kernels import attention, verdicts
 from tandem.speculation import distribution
 from tandem.speculation.request.sampling import Sampling
 from tests.unit.inference.passes.fake_device import (
@@ -40,6 +40,18 @@ def test_a_hidden_wait_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) ->
         return probs if probs.sum().item() else logits
 
     monkeypatch.setattr(decisions, "process", asking)
+    with pytest.raises(DataDependentOutputException):
+        verify(decoder_on_device(LLAMA), [PLAIN], "greedy_block", [3])
+
+
+def test_a_hidden_wait_of_kernels_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = verdicts.decide
+
+    def asking(*args: Any) -> Tensor:
+        numbers = decide(*args)
+        return numbers * numbers[0, 0].item()
+
+    monkeypatch.setattr(verdicts, "decide", asking)
     with pytest.raises(DataDependentOutputException):
         verify(decoder_on_device(LLAMA), [PLAIN], "block", [3])
 
