@@ -143,9 +143,11 @@ def test_scheduling_model_and_serving_are_apart() -> None:
     below = {
         "vocabulary": set(),
         "retrieval": {"errors", "vocabulary"},
-        "inference": {"speculation", "errors", "profile", "vocabulary", "checkpoint_folder"},
+        "kernels": {"speculation", "verification"},
+        "inference": {"kernels", "speculation", "errors", "profile", "vocabulary"}
+        | {"checkpoint_folder"},
         "shaping": {"speculation", "errors"},
-        "engine": {"inference", "shaping", "speculation", "verification"}
+        "engine": {"inference", "kernels", "shaping", "speculation", "verification"}
         | {"telemetry", "errors", "profile"},
         "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
         | {"entry_points", "errors", "settings"},
@@ -212,7 +214,7 @@ def test_the_command_is_nobodys_library(folder: str) -> None:
 
 
 def test_only_the_models_side_touches_torch() -> None:
-    rooms = ("speculation", "shaping", "inference", "verification", "engine")
+    rooms = ("speculation", "shaping", "kernels", "inference", "verification", "engine")
     side = (*(f"tandem.{room}" for room in rooms), "tandem_vllm.rule", "tandem_vllm.expand")
     for folder in PRODUCT:
         for module, name in imports(folder):

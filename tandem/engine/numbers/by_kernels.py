@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.draws import draws_of, rows_of
 from tandem.inference.feed import DrawnToken, Draws
-from tandem.inference.kernels import draws, operators, verdicts
+from tandem.kernels import draws, operators, verdicts
 from tandem.shaping.logits import shape
 from tandem.speculation.draft import Draft
 from tandem.speculation.tree_batch import walk_of

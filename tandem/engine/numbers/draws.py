@@ -14,8 +14,8 @@ from tandem.engine.answers import DeviceVerdict, DrawnTree
 from tandem.engine.asks import Draw, ReadTokens, ToHost
 from tandem.errors import EngineFailure
 from tandem.inference.feed import DrawnToken, Draws
-from tandem.inference.kernels import draws as kernels
-from tandem.inference.kernels import operators
+from tandem.kernels import draws as kernels
+from tandem.kernels import operators
 from tandem.shaping.logits import shape
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.segment import Segment
-from tandem.inference.kernels import attention as kernel
+from tandem.kernels import attention as kernel
 
 # Rows of a prompt's chunk from which on flash attention is faster.
 _LONG = 512

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.inference.kernels.attention import COUNTED, WORD
+from tandem.kernels.attention import COUNTED, WORD
 
 if TYPE_CHECKING:
     from tandem.inference.batch.segment import Segment

@@ -20,10 +20,10 @@ from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.hidden_states import Layers
-from tandem.inference.kernels.layer import gate, turn_and_write
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.torch_layout import PlainLinear
+from tandem.kernels.layer import gate, turn_and_write
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Positions whose rotations are computed at first; doubled whenever a text is longer.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.inference.kernels import draws, operators, verdicts
+from tandem.kernels import draws, operators, verdicts
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.inference.kernels import draws, verdicts
+from tandem.kernels import draws, verdicts
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree_batch import walk_of
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from tandem.inference.batch.packed import Packing
 from tandem.inference.batch.tiles import Tiles
 from tandem.inference.feed import Feed
-from tandem.inference.kernels import attention, draws, layer, verdicts
 from tandem.inference.kv.pool import KVPool
+from tandem.kernels import attention, draws, layer, verdicts
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.request.sampling import Sampling
 from tests.support.devices.drafted import CHAIN, KINDS, SAMPLINGS, Kind, drafted, drawn_from

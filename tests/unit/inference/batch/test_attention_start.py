@@ -11,9 +11,9 @@ from triton.runtime.errors import OutOfResources
 
 from tandem.inference.batch.tiles import FEW, MANY, ONE, Tiles
 from tandem.inference.feed import Feed
-from tandem.inference.kernels import attention
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
+from tandem.kernels import attention
 from tests.support.decoders import decoder_over
 from tests.support.devices.recording import Recorder
 from tests.support.models.architectures import SMALL, SUPPORTED, Architecture, build, one_layer

@@ -1,6 +1,6 @@
 """Attention of many texts in one call, compared with one call a text.
 
-A device's kernel reads the same tiles (`tests/unit/inference/kernels`). Here the operator's form
+A device's kernel reads the same tiles (`tests/unit/kernels`). Here the operator's form
 for a CPU reads them, and only the slots that they name: all others hold NaN.
 """
 

@@ -32,12 +32,12 @@ from tandem.engine.job import Job
 from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
-from tandem.inference.kernels import attention as kernels
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes import torch_llama
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
+from tandem.kernels import attention as kernels
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import Feedback, FeedbackWanted
 from tandem.speculation.request.sampling import Sampling

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from tandem.engine.numbers import decisions, draws
 from tandem.inference.batch import tiles
 from tandem.inference.batch.tiles import Tiles
-from tandem.inference.kernels import attention, verdicts
+from tandem.kernels import attention, verdicts
 from tandem.speculation import distribution
 from tandem.speculation.request.sampling import Sampling
 from tests.unit.inference.passes.fake_device import (

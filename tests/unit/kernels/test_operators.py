@@ -15,9 +15,9 @@ from transformers import PreTrainedConfig
 
 from tandem.inference.batch.tiles import FEW
 from tandem.inference.feed import Feed
-from tandem.inference.kernels import attention, draws, verdicts
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes.torch_llama import LlamaLayer
+from tandem.kernels import attention, draws, verdicts
 from tests.support.devices.counting import Kernels
 from tests.support.devices.recording import Recorder
 from tests.unit.inference.passes.fake_device import (

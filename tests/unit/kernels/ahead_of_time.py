@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from tandem.inference.kernels import (
+from tandem.kernels import (
     triton_attention,
     triton_draws,
     triton_layer,

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.inference.kernels import draws
-from tandem.inference.kernels.operators import register
+from tandem.kernels import draws
+from tandem.kernels.operators import register
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
@@ -143,7 +143,7 @@ def _decide_by_triton(
     logits: Tensor, laws: Tensor, places: Tensor, asked: Tensor, rows: Tensor, joint: bool
 ) -> Tensor:
     """See `decide`."""
-    from tandem.inference.kernels import triton_verdicts
+    from tandem.kernels import triton_verdicts
 
     texts, size, most, width = len(asked), logits.shape[1], _nodes_of(asked), _width_of(rows)
     if most > width:

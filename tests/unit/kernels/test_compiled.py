@@ -12,9 +12,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from tandem.inference.batch.tiles import FEW, MANY, ONE
-from tandem.inference.kernels import attention, draws, layer, verdicts
+from tandem.kernels import attention, draws, layer, verdicts
 from tests.support.devices.forest import Heads
-from tests.unit.inference.kernels.ahead_of_time import Compiled, Launch, launches
+from tests.unit.kernels.ahead_of_time import Compiled, Launch, launches
 
 # What a program may take of a processor's shared memory, in KiB.
 SHARED = {80: 99, 86: 99, 89: 99, 90: 227, 120: 99}

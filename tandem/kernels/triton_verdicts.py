@@ -8,7 +8,7 @@ were their distributions', and a share of the target's own row for all others.
 import triton
 import triton.language as tl
 
-from tandem.inference.kernels.triton_draws import (
+from tandem.kernels.triton_draws import (
     CUT,
     LARGEST,
     LAST,

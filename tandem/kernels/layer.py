@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from tandem.inference.kernels.operators import register
+from tandem.kernels.operators import register
 
 # Numbers that a program of the gate computes.
 _BLOCK = 1024
@@ -85,7 +85,7 @@ def _turn_by_triton(
     eps: float,
 ) -> Tensor:
     """See `_turn_by_operators`."""
-    from tandem.inference.kernels import triton_layer
+    from tandem.kernels import triton_layer
 
     rows, count, width = heads.shape
     query = heads.new_empty(rows, query_heads, width)
@@ -134,7 +134,7 @@ def _gate_by_operators(gate_up: Tensor) -> Tensor:
 
 
 def _gate_by_triton(gate_up: Tensor) -> Tensor:
-    from tandem.inference.kernels import triton_layer
+    from tandem.kernels import triton_layer
 
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)

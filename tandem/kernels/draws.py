@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tandem.inference.kernels.operators import register
+from tandem.kernels.operators import register
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.request.sampling import Sampling
@@ -146,7 +146,7 @@ def _find_by_triton(
     logits: Tensor, asked: Tensor, width: int, support: int
 ) -> tuple[Tensor, Tensor]:
     """The laws, and the likeliest tokens of each row in the kernels' form, in no order."""
-    from tandem.inference.kernels import triton_draws
+    from tandem.kernels import triton_draws
 
     rows, room = len(asked), 4 * _LANES
     found = asked.new_empty(rows, LAW)
@@ -180,7 +180,7 @@ def _laws_by_triton(logits: Tensor, asked: Tensor) -> Tensor:
 def _draw_by_triton(
     logits: Tensor, asked: Tensor, taken: Tensor, mass: float, support: int, siblings: int
 ) -> Tensor:
-    from tandem.inference.kernels import triton_draws
+    from tandem.kernels import triton_draws
 
     width = width_of(support, logits.shape[1])
     found, likeliest = _find_by_triton(logits, asked, width, min(support, logits.shape[1]))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.unit.inference.kernels.interpreted import CASES, MUTANTS
+from tests.unit.kernels.interpreted import CASES, MUTANTS
 
 pytest.importorskip("triton")
 
@@ -20,7 +20,7 @@ Faults = dict[str, list[str]]
 def found() -> dict[str, Faults]:
     """Faults of each case, and those that mutants' cases find; of one process for all."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.inference.kernels.interpreted"],
+        [sys.executable, "-m", "tests.unit.kernels.interpreted"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

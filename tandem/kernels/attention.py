@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.inference.kernels.operators import register
+from tandem.kernels.operators import register
 
 # Bits of a word.
 WORD = 32
@@ -119,7 +119,7 @@ def _by_triton(
     softcap: float,
 ) -> Tensor:
     """See `attend`."""
-    from tandem.inference.kernels import triton_attention
+    from tandem.kernels import triton_attention
 
     heads, groups = len(keys), len(query) // len(keys)
     width, value_width = keys.shape[2], values.shape[2]
