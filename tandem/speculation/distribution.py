@@ -39,14 +39,11 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if any(s.temperature != 1 for s in distinct):
         temperatures = [min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]
         # (l - max l) / T; if T is 1, softmax itself subtracts the maximum.
-        scores = (logits - logits.amax(-1, keepdim=True)) / _column(temperatures, logits)
-    vocab_size = scores.shape[-1]
-    if any(0 < s.top_k < vocab_size for s in distinct):
-        scores = _keep_top_k(scores, samplings)
+        scores = (logits - logits.amax(-1, keepdim=True)).div_(_column(temperatures, logits))
     if any(s.top_p < 1 for s in distinct):
-        probs = _nucleus(scores, _column([s.top_p for s in samplings], scores))
+        probs = _nucleus(scores, samplings)
     else:
-        probs = scores.softmax(-1)
+        probs = _keep_top_k(scores, samplings).softmax(-1)
     if any(s.min_p > 0 for s in distinct):
         probs = _keep_min_p(probs, _column([s.min_p for s in samplings], probs))
     if any(s.greedy for s in distinct):
@@ -78,43 +75,83 @@ def _keep_top_k(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Scores [N, V]; those below the k-th largest of their row become -inf, ties stay."""
     vocab_size = scores.shape[-1]
     ks = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in samplings]
-    widest = max(k for k in ks if k < vocab_size)
+    widest = max((k for k in ks if k < vocab_size), default=0)
+    if not widest:
+        return scores
     places = _sent(torch.tensor([min(k, widest) - 1 for k in ks]), scores)
-    kth = scores.topk(widest, dim=-1).values.gather(1, places.expand(len(scores))[:, None])
+    kth = likeliest(scores, widest)[0].gather(1, places.expand(len(scores))[:, None])
     unbounded = _sent(torch.tensor([[k == vocab_size] for k in ks]), scores)
     return scores.masked_fill((scores < kth) & ~unbounded, -torch.inf)
 
 
-def _nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
-    """Probabilities of the smallest set of tokens with at least `top_p` mass, 0 elsewhere.
+def _nucleus(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Probabilities of the smallest set of tokens with at least `top_p` mass of what top-k keeps, 0
+    elsewhere; a row whose `top_p` is 1 keeps all of that.
 
     Args:
         scores: [N, V].
-        top_p: [N, 1] or [1, 1]; 1 leaves the row unchanged.
+        samplings: of the rows.
     """
-    vocab_size = scores.shape[-1]
     # To find out which rows need more than a first look would synchronise with a device.
-    if scores.is_cuda or vocab_size <= _NUCLEUS_FIRST_LOOK:
-        return torch.where(top_p < 1, _top_p_of(scores, top_p, vocab_size)[0], scores.softmax(-1))
-    probs, covered = _top_p_of(scores, top_p, _NUCLEUS_FIRST_LOOK)
+    if scores.is_cuda or scores.shape[-1] <= _NUCLEUS_FIRST_LOOK:
+        return _whole_nucleus(scores, samplings)
+    top_p = _column([s.top_p for s in samplings], scores)
+    values, ids = likeliest(scores, _NUCLEUS_FIRST_LOOK)
+    values, normaliser, seen = _few_of_top_k(scores, values, samplings)
+    kept, left = _within(values, normaliser, top_p)
+    probs = torch.zeros_like(scores).scatter_(-1, ids, kept)
+    covered = seen & ~(left & (top_p < 1))
     for row in (~covered).nonzero()[:, 0].tolist():
-        wanted = top_p.expand(len(scores), 1)[row : row + 1]
-        one = scores[row : row + 1]
-        probs[row] = _top_p_of(one, wanted, vocab_size)[0] if wanted < 1 else one.softmax(-1)
+        own = samplings[row] if len(samplings) > 1 else samplings[0]
+        probs[row] = _whole_nucleus(scores[row : row + 1], [own])
     return probs
 
 
-def _top_p_of(scores: Tensor, top_p: Tensor, look: int) -> tuple[Tensor, Tensor]:
-    """The nucleus [N, V] among the `look` most likely tokens, and whether [N] they contain it."""
-    normaliser = scores.logsumexp(-1, keepdim=True)
-    probs, indices = likeliest((scores - normaliser).exp(), look)
-    values = scores.gather(1, indices)
+def _few_of_top_k(
+    scores: Tensor, values: Tensor, samplings: Sequence[Sampling]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first look [N, L] without what top-k cuts; the log of the sum [N, 1] of what it keeps;
+    whether [N, 1] all of that is seen, where top-k cuts, and a top-p at all.
+    """
+    ks = torch.tensor([s.top_k if s.top_k < scores.shape[-1] else 0 for s in samplings])[:, None]
+    wanted = torch.tensor([[s.top_p < 1] for s in samplings])
+    if not ks.any():
+        return values, scores.logsumexp(-1, keepdim=True), wanted
+    look = values.shape[1]
+    kth = values.gather(1, (ks - 1).clamp(0, look - 1).expand(len(values), 1))
+    few = values.masked_fill((ks > 0) & (values < kth), -torch.inf)
+    normaliser = few.logsumexp(-1, keepdim=True)
+    if not ks.all():
+        normaliser = torch.where(ks > 0, normaliser, scores.logsumexp(-1, keepdim=True))
+    return few, normaliser, wanted & ((ks == 0) | (ks < look) & (values[:, -1:] < kth))
+
+
+def _whole_nucleus(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """See `_nucleus`; all tokens are put in order."""
+    scores = _keep_top_k(scores, samplings)
+    if all(s.top_p == 1 for s in samplings):
+        return scores.softmax(-1)
+    top_p = _column([s.top_p for s in samplings], scores)
+    values, ids = likeliest(scores, scores.shape[-1])
+    kept, _ = _within(values, scores.logsumexp(-1, keepdim=True), top_p)
+    nucleus = torch.zeros_like(scores).scatter_(-1, ids, kept)
+    return torch.where(top_p < 1, nucleus, scores.softmax(-1))
+
+
+def _within(values: Tensor, normaliser: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities [N, L] of the tokens up to `top_p`, and whether [N, 1] the last one is needed.
+
+    Args:
+        values: [N, L] scores, descending.
+        normaliser: [N, 1] log of the sum of all.
+        top_p: [N, 1] or [1, 1].
+    """
+    probs = (values - normaliser).exp()
     before = probs.cumsum(-1) - probs
     # The likeliest token is always kept, whatever the rounding.
     before[:, 0] = -1.0
     kept = values.masked_fill(before >= top_p, -torch.inf).softmax(-1)
-    nucleus = torch.zeros_like(scores).scatter_(-1, indices, kept)
-    return nucleus, ((before[:, -1:] >= top_p) & (top_p < 1))[:, 0]
+    return kept, before[:, -1:] < top_p
 
 
 def _keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tandem.speculation import distribution
+from tandem.speculation.categorical import likeliest
 from tandem.speculation.distribution import draw, process
 from tandem.speculation.request.sampling import Sampling
 
@@ -65,6 +67,53 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     batch = process(logits, samplings)
     for row, sampling in enumerate(samplings):
         assert torch.equal(batch[row], process(logits[row : row + 1], [sampling])[0]), sampling
+
+
+MIXTURE = [
+    Sampling(),
+    Sampling(top_p=0.6),
+    Sampling(temperature=0.5, top_k=3, top_p=0.9),
+    Sampling(top_k=255, top_p=0.95),
+    Sampling(top_k=300, top_p=0.95),
+    Sampling(top_k=40),
+    Sampling(temperature=0.0),
+    Sampling(temperature=8.0, top_p=0.95),
+    Sampling(top_p=0.5, min_p=0.2),
+]
+
+
+@pytest.mark.parametrize("steps", [2.0, 1e6])
+def test_a_first_look_finds_what_all_tokens_in_order_do(
+    steps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where many logits are equal, and where top-k's last ones go on behind the look."""
+    logits = (4 * torch.randn(len(MIXTURE), 2000) * steps).round() / steps
+    logits[:, 7] = -torch.inf
+    logits[3, 100:900] = logits[3].max() - 1
+    found = process(logits, MIXTURE)
+    monkeypatch.setattr(distribution, "_NUCLEUS_FIRST_LOOK", 2000)
+    assert torch.allclose(found, process(logits, MIXTURE), atol=1e-6)
+    assert ((found > 0) == (process(logits, MIXTURE) > 0)).all()
+
+
+@pytest.mark.parametrize("count", [1, 5, 30])
+def test_the_likeliest_of_long_rows_are_those_of_all_in_order(count: int) -> None:
+    values = torch.randn(6, 3000)
+    values[1] = (2 * values[1]).round()
+    values[2] = values[2].softmax(-1).masked_fill(values[2] < 2.5, 0)  # fewer than are wanted
+    values[3] = 0.0
+    values[4] = -torch.inf
+    values[4, 2990:] = torch.arange(10.0)
+    expected = values.sort(descending=True, stable=True)
+    found, ids = likeliest(values, count)
+    assert ids.equal(expected.indices[:, :count])
+    assert found.equal(expected.values[:, :count])
+
+
+def test_a_number_that_is_none_does_not_end_the_search() -> None:
+    values = torch.randn(1, 3000)
+    values[0, 5] = torch.nan
+    assert len(set(likeliest(values, 3)[1][0].tolist())) == 3
 
 
 def test_temperature_0_is_the_one_hot_argmax() -> None:
