@@ -8,6 +8,7 @@ acceptance, never correctness.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,12 +113,17 @@ def likeliest_keys(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[n
     if count * _LANES * _LEAST <= values.shape[1]:
         found = np.stack([_of_long(row, count) for row in values])
     else:
-        keys = _keys(values, np.arange(values.shape[1]))
+        keys = _keys(values, _ids(values.shape[1]))
         if count < keys.shape[1]:
             keys.partition(count - 1, axis=-1)
         found = keys[:, :count].copy()
     found.sort(axis=-1)
     return found
+
+
+@lru_cache(maxsize=8)
+def _ids(count: int) -> npt.NDArray[np.int64]:
+    return np.arange(count)
 
 
 def _of_long(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
@@ -137,7 +143,7 @@ def _of_long(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
             equal = np.flatnonzero(row == bound)[:count]
         ids = np.sort(np.concatenate((ids, equal)))
     if len(ids) < count:  # a number that is none, which nothing reaches
-        ids = np.arange(len(row))
+        ids = _ids(len(row))
     keys = _keys(row[None, ids], ids)
     if count < len(ids):
         keys.partition(count - 1, axis=-1)

@@ -95,15 +95,22 @@ def _nucleus(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     # To find out which rows need more than a first look would synchronise with a device.
     if scores.is_cuda or scores.shape[-1] <= _NUCLEUS_FIRST_LOOK:
         return _whole_nucleus(scores, samplings)
-    top_p = _column([s.top_p for s in samplings], scores)
     values, ids = likeliest(scores, _NUCLEUS_FIRST_LOOK)
-    values, normaliser, seen = _few_of_top_k(scores, values, samplings)
-    kept, left = _within(values, normaliser, top_p)
+    seen = None
+    if any(0 < s.top_k < scores.shape[-1] for s in samplings):
+        values, normaliser, seen = _few_of_top_k(scores, values, samplings)
+    else:
+        normaliser = scores.logsumexp(-1, keepdim=True)
+    top_p = _column([s.top_p for s in samplings], scores)
+    kept, before = _within(values, normaliser, top_p)
     probs = torch.zeros_like(scores).scatter_(-1, ids, kept)
-    covered = seen & ~(left & (top_p < 1))
-    for row in (~covered).nonzero()[:, 0].tolist():
-        own = samplings[row] if len(samplings) > 1 else samplings[0]
-        probs[row] = _whole_nucleus(scores[row : row + 1], [own])
+    covered = (before[:, -1:] >= top_p) & (top_p < 1)
+    if seen is not None:
+        covered &= seen
+    if not covered.all():
+        for row in (~covered).nonzero()[:, 0].tolist():
+            own = samplings[row] if len(samplings) > 1 else samplings[0]
+            probs[row] = _whole_nucleus(scores[row : row + 1], [own])
     return probs
 
 
@@ -111,19 +118,16 @@ def _few_of_top_k(
     scores: Tensor, values: Tensor, samplings: Sequence[Sampling]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The first look [N, L] without what top-k cuts; the log of the sum [N, 1] of what it keeps;
-    whether [N, 1] all of that is seen, where top-k cuts, and a top-p at all.
+    whether [N, 1] all of that is seen, where top-k cuts.
     """
     ks = torch.tensor([s.top_k if s.top_k < scores.shape[-1] else 0 for s in samplings])[:, None]
-    wanted = torch.tensor([[s.top_p < 1] for s in samplings])
-    if not ks.any():
-        return values, scores.logsumexp(-1, keepdim=True), wanted
     look = values.shape[1]
     kth = values.gather(1, (ks - 1).clamp(0, look - 1).expand(len(values), 1))
     few = values.masked_fill((ks > 0) & (values < kth), -torch.inf)
     normaliser = few.logsumexp(-1, keepdim=True)
     if not ks.all():
         normaliser = torch.where(ks > 0, normaliser, scores.logsumexp(-1, keepdim=True))
-    return few, normaliser, wanted & ((ks == 0) | (ks < look) & (values[:, -1:] < kth))
+    return few, normaliser, (ks == 0) | (ks < look) & (values[:, -1:] < kth)
 
 
 def _whole_nucleus(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -139,7 +143,7 @@ def _whole_nucleus(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _within(values: Tensor, normaliser: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities [N, L] of the tokens up to `top_p`, and whether [N, 1] the last one is needed.
+    """Probabilities [N, L] of the tokens up to `top_p`, and what is before each.
 
     Args:
         values: [N, L] scores, descending.
@@ -147,11 +151,9 @@ def _within(values: Tensor, normaliser: Tensor, top_p: Tensor) -> tuple[Tensor, 
         top_p: [N, 1] or [1, 1].
     """
     probs = (values - normaliser).exp()
-    before = probs.cumsum(-1) - probs
-    # The likeliest token is always kept, whatever the rounding.
-    before[:, 0] = -1.0
-    kept = values.masked_fill(before >= top_p, -torch.inf).softmax(-1)
-    return kept, before[:, -1:] < top_p
+    # Nothing is before the likeliest token, so that one is always kept.
+    before = probs.cumsum(-1).sub_(probs)
+    return values.masked_fill(before >= top_p, -torch.inf).softmax(-1), before
 
 
 def _keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
