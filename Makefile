@@ -57,7 +57,7 @@ up: setup ## Start the three services with the embedded pair
 test: checked ## Lint, types, and the tests that any change may break
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
-test-all: checked ## The same, then the campaigns: laws by counting, whole tools; says what it skipped
+test-all: checked ## The same, then the campaigns: laws by counting, whole tools; says what each protects, and what it skipped
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 	$(BIN)/python -m pytest $(ON_ALL_CORES) -m campaign
 

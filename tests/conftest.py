@@ -12,6 +12,8 @@ import pytest
 from tests.support.processes.measuring import measure_once
 from tests.support.repository import ROOT
 
+pytest_plugins = ["tests.support.campaigns"]
+
 # gRPC's core tells of every connection that is lost, on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Services of tests start by the hundred: they compute by torch, in float32, unless a test is

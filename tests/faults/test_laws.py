@@ -29,6 +29,12 @@ from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
 from tests.support.waiting import HANG_SECONDS
 
+CAMPAIGN = pytest.mark.campaign(
+    "the law if each text loses its drafter, also one that prepares drafts, or a target "
+    "that drafts, and under greedy_block",
+    "texts that lose their target under block, and texts that are resumed (this file)",
+)
+
 TEXTS = {
     "target": 500,
     "drafter": 1_000,
@@ -181,11 +187,11 @@ async def counted(
     ("victim", "verifier"),
     [
         ("target", "block"),
-        pytest.param("target", "greedy_block", marks=pytest.mark.campaign),
-        pytest.param("drafter", "block", marks=pytest.mark.campaign),
-        pytest.param("preparing drafter", "block", marks=pytest.mark.campaign),
-        pytest.param("drafting target", "block", marks=pytest.mark.campaign),
-        pytest.param("drafting target", "greedy_block", marks=pytest.mark.campaign),
+        pytest.param("target", "greedy_block", marks=CAMPAIGN),
+        pytest.param("drafter", "block", marks=CAMPAIGN),
+        pytest.param("preparing drafter", "block", marks=CAMPAIGN),
+        pytest.param("drafting target", "block", marks=CAMPAIGN),
+        pytest.param("drafting target", "greedy_block", marks=CAMPAIGN),
     ],
 )
 async def test_the_law_holds_where_each_text_loses_one(

@@ -82,7 +82,10 @@ async def test_a_client_that_leaves_behind_a_further_request_is_noticed(fronts: 
     await until(lambda: idle(fronts))
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "nothing stays open when two hundred clients leave in mid-stream",
+    "one client (this file)",
+)
 async def test_two_hundred_that_leave_in_mid_stream_leave_nothing_open(fronts: Fronts) -> None:
     async def leave(number: int) -> None:
         shaped = {"guided_regex": "[a-z ]{1900}"} if number % 3 == 0 else {}

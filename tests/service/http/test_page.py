@@ -71,7 +71,10 @@ def lines(page: Page) -> list[list[str]]:
     return [cells for cells in found if len(cells) > 1]
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "the front's page in a real browser",
+    "what it is made of, and its requests (this file)",
+)
 @pytest.mark.skipif(
     not PROGRAM, reason="chromium is not installed (Debian: apt-get install chromium)"
 )

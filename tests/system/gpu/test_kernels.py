@@ -15,7 +15,11 @@ from tandem.inference.kernels import attention, layer
 from tandem.inference.kv.pool import KVPool
 from tests.support.devices.forest import Heads, empty_pool, fill, forest
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "passes, rounds, kernels and the law on a real GPU",
+    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "interpreted",
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Of the largest number, in a dtype's own rounding.

@@ -22,6 +22,12 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.services import trio
 
+OTHERS = pytest.mark.campaign(
+    "the law through sockets if the target drafts, with every method",
+    "`tree` and `eagle` (this file); service/inside: the same ids as with a drafter; runs "
+    "enumerated (unit/target)",
+)
+
 TEXTS = 800
 # In `make test`: sizes of its drafts are left open, so that runs have drafts and plain rounds.
 ONCE = [("tree", "support 2", None), ("eagle", "dense", None)]
@@ -32,7 +38,7 @@ ONCE = [("tree", "support 2", None), ("eagle", "dense", None)]
     [
         *ONCE,
         *(
-            pytest.param(name, rows, gamma, marks=pytest.mark.campaign)
+            pytest.param(name, rows, gamma, marks=OTHERS)
             for name in METHODS
             for rows in rows_of(name)
             for gamma in (3, None)

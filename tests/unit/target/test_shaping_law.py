@@ -27,6 +27,11 @@ from tests.support.laws.shaping import END, law_of, shaped
 from tests.support.laws.suited import tried_rules
 from tests.support.laws.tables import PROMPT, Text
 
+OTHERS = pytest.mark.campaign(
+    "all controls with every method leave the shaped law as it is",
+    "a method of each kind with all controls; each control alone with chains and trees (this file)",
+)
+
 # The penalties and the bias are float32.
 TOLERANCE = 1e-6
 
@@ -102,7 +107,7 @@ def _cases() -> list[Any]:
     together = [
         pytest.param(
             *(name, rule.name, on_device, "all"),
-            marks=() if name in KINDS else pytest.mark.campaign,
+            marks=() if name in KINDS else OTHERS,
         )
         for name in METHODS
         for rule in tried_rules(name)
