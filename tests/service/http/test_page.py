@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.http.conftest import Fronts
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts
 from tests.support.processes.chromium import Page, chromium
 from tests.support.waiting import until, wait_until
+
+pytestmark = IN_ONE_LOOP
 
 PROGRAM = shutil.which("chromium") or ""
 TOKENS = 24
