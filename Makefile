@@ -11,6 +11,8 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 export PYTHONDONTWRITEBYTECODE :=
 # As `tandem up` gives it to the services, so that a benchmark's own models have it too.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
+# Tests' models are tiny: for each, huge pages would be cleared that hardly anything is written to.
+test test-all test-busy mutants: export GLIBC_TUNABLES := glibc.malloc.arena_max=1
 # uv needs a cache that it can write, and the home may be read-only.
 CACHE_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
 ifneq ($(shell mkdir -p '$(CACHE_HOME)/uv' 2>/dev/null && test -w '$(CACHE_HOME)/uv' && echo writable),writable)

@@ -35,8 +35,8 @@ from tests.support.processes.services import trio
 
 OTHERS = pytest.mark.campaign(
     "the law through sockets, of every chain method, rule and kind of row",
-    "`model`, `jacobi` and `masks` (this file); every method and rule enumerated "
-    "(unit/drafting, unit/verification); seeded texts of every rule",
+    "`model` (this file); `jacobi` and `masks` (service/recipes/test_predicted.py); every method"
+    " and rule enumerated (unit/drafting, unit/verification); seeded texts of every rule",
 )
 
 # The p-value of `mutant_target` is 2e-7 at as many.
@@ -45,8 +45,6 @@ TEXTS = 800
 # The rules for several chains decide a chain as these do, number by number
 # (tests/unit/verification/test_tree_rules.py).
 ONCE = ("model", "dense", ["block", "greedy_block"])
-# Methods that draft by what the target tells; the third is in test_trees.py.
-TOLD = (("jacobi", "dense", ["block"]), ("masks", "support 2", ["block"]))
 
 
 # Methods with branches are in test_trees.py; `make exactness` has all, and more of each.
@@ -54,7 +52,6 @@ TOLD = (("jacobi", "dense", ["block"]), ("masks", "support 2", ["block"]))
     ("method", "rows", "rules"),
     [
         pytest.param(*ONCE, id="model-dense, block and greedy_block"),
-        *(pytest.param(*case, id="-".join(case[:2]) + ", block") for case in TOLD),
         *(
             pytest.param(name, rows, RULES[name], marks=OTHERS, id=f"{name}-{rows}")
             for name in METHODS

@@ -24,13 +24,13 @@ from tests.support.processes.services import trio
 
 OTHERS = pytest.mark.campaign(
     "the law through sockets if the target drafts, with every method",
-    "`tree` and `eagle` (this file); service/inside: the same ids as with a drafter; runs "
-    "enumerated (unit/target)",
+    "`tree` (this file); service/inside/test_placements.py: the same ids as with a drafter, of a"
+    " method of each kind; runs of every method enumerated (unit/target/test_run_law.py)",
 )
 
 TEXTS = 800
 # In `make test`: sizes of its drafts are left open, so that runs have drafts and plain rounds.
-ONCE = [("tree", "support 2", None), ("eagle", "dense", None)]
+ONCE = [("tree", "support 2", None)]
 
 
 @pytest.mark.parametrize(

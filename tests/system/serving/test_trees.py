@@ -30,8 +30,8 @@ from tests.support.repository import ROOT
 
 OTHERS = pytest.mark.campaign(
     "the law and greedy texts of trees, chains and forests through sockets",
-    "greedy texts of `tree`, the law of `lookahead` (this file); `tree` inside the target "
-    "(test_inside_law.py); the enumeration of each",
+    "greedy texts of `tree` (this file); the law of `tree` inside the target (test_inside_law.py),"
+    " of `lookahead` (service/recipes/test_predicted.py); the enumeration of each",
 )
 
 # The mutant's p-value is 4e-9 at as many.
@@ -51,7 +51,6 @@ def folder(random_pair: tuple[Path, Path]) -> Path:
 @pytest.mark.parametrize(
     ("method", "rules"),
     [
-        pytest.param("lookahead", ["block"], id="lookahead, block"),
         pytest.param("tree", [None], id="tree, sizes left open", marks=OTHERS),
         *(pytest.param(n, RULES[n], id=n, marks=OTHERS) for n in BRANCHING),
     ],
