@@ -6,6 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 PROTOS := $(shell find protos -name '*.proto' | sort)
+KERNELS := $(shell grep -rl --include='*.py' 'numba' tandem)
 
 # Without their compiled files torch and transformers take 14 s to import instead of 4.
 export PYTHONDONTWRITEBYTECODE :=
@@ -73,8 +74,11 @@ lint: setup ## Check style and protos, change nothing
 	$(BIN)/buf format --diff --exit-code
 
 checked: setup lint
-	@# Kernels, and Python's own files, are compiled at their first import: beside the type check.
-	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1 & $(MAKE) --no-print-directory types && wait
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.compiled types
+
+# Kernels, and Python's own files, are compiled at their first import: beside the type check.
+$(VENV)/.compiled: $(VENV)/.ready $(KERNELS)
+	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1; touch $@
 
 types: setup ## Check types
 	$(BIN)/mypy .
