@@ -14,7 +14,7 @@ from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.campaign(
     "a fresh machine compiles nothing",
-    "unit/deploy: the pinned packages are the project's",
+    "nothing: it needs a package index",
 )
 
 UV = Path(sys.executable).parent / "uv"
