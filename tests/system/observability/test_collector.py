@@ -23,7 +23,7 @@ from tests.support.processes.services import Trio, generation, trio
 
 pytestmark = pytest.mark.campaign(
     "a collector that dies costs no request anything",
-    "unit/telemetry: a dead collector is said once; faults/test_environment.py: a full queue of spans",
+    "unit/telemetry: a dead collector is said once; faults/test_environment.py: a full queue",
 )
 
 SECONDS = 30
