@@ -6,11 +6,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 PROTOS := $(shell find protos -name '*.proto' | sort)
+KERNELS := $(shell grep -rl --include='*.py' 'numba' tandem)
 
 # Without their compiled files torch and transformers take 14 s to import instead of 4.
 export PYTHONDONTWRITEBYTECODE :=
 # As `tandem up` gives it to the services, so that a benchmark's own models have it too.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
+# Tests' models are tiny: for each, huge pages would be cleared that hardly anything is written to.
+test test-all test-busy mutants: export GLIBC_TUNABLES := glibc.malloc.arena_max=1
 # uv needs a cache that it can write, and the home may be read-only.
 CACHE_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
 ifneq ($(shell mkdir -p '$(CACHE_HOME)/uv' 2>/dev/null && test -w '$(CACHE_HOME)/uv' && echo writable),writable)
@@ -57,7 +60,7 @@ up: setup ## Start the three services with the embedded pair
 test: checked ## Lint, types, and the tests that any change may break
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
-test-all: checked ## The same, then the campaigns: laws by counting, whole tools; says what it skipped
+test-all: checked ## The same, then the campaigns: laws by counting, whole tools; says what each protects, and what it skipped
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 	$(BIN)/python -m pytest $(ON_ALL_CORES) -m campaign
 
@@ -71,8 +74,11 @@ lint: setup ## Check style and protos, change nothing
 	$(BIN)/buf format --diff --exit-code
 
 checked: setup lint
-	@# Kernels, and Python's own files, are compiled at their first import: beside the type check.
-	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1 & $(MAKE) --no-print-directory types && wait
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.compiled types
+
+# Kernels, and Python's own files, are compiled at their first import: beside the type check.
+$(VENV)/.compiled: $(VENV)/.ready $(KERNELS)
+	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1; touch $@
 
 types: setup ## Check types
 	$(BIN)/mypy .

@@ -29,6 +29,12 @@ from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
 from tests.support.waiting import HANG_SECONDS
 
+CAMPAIGN = pytest.mark.campaign(
+    "the law if each text loses its drafter, also one that prepares drafts, or a target "
+    "that drafts, and under greedy_block",
+    "texts that lose their target under block (this file)",
+)
+
 TEXTS = {
     "target": 500,
     "drafter": 1_000,
@@ -181,11 +187,11 @@ async def counted(
     ("victim", "verifier"),
     [
         ("target", "block"),
-        pytest.param("target", "greedy_block", marks=pytest.mark.campaign),
-        pytest.param("drafter", "block", marks=pytest.mark.campaign),
-        pytest.param("preparing drafter", "block", marks=pytest.mark.campaign),
-        pytest.param("drafting target", "block", marks=pytest.mark.campaign),
-        pytest.param("drafting target", "greedy_block", marks=pytest.mark.campaign),
+        pytest.param("target", "greedy_block", marks=CAMPAIGN),
+        pytest.param("drafter", "block", marks=CAMPAIGN),
+        pytest.param("preparing drafter", "block", marks=CAMPAIGN),
+        pytest.param("drafting target", "block", marks=CAMPAIGN),
+        pytest.param("drafting target", "greedy_block", marks=CAMPAIGN),
     ],
 )
 async def test_the_law_holds_where_each_text_loses_one(
@@ -209,6 +215,11 @@ async def test_the_law_holds_where_each_text_loses_one(
     assert chi_square_p_value(counts, target_law(random_pair[1])) > SMALLEST_P
 
 
+@pytest.mark.campaign(
+    "the law if each text is resumed behind its first or second round",
+    "texts that lose their target under block, whose successor opens them as these are opened (this"
+    " file); greedy texts that are resumed (test_resume.py)",
+)
 async def test_the_law_holds_where_each_text_is_resumed(random_pair: tuple[Path, Path]) -> None:
     async with served(random_pair) as stub:
         counts = await counted(stub, "block", TEXTS["orchestrator"], resumed)

@@ -12,7 +12,11 @@ from tests.faults.campaign.load import Load
 from tests.faults.campaign.walk import Moment, Walk
 from tests.support.models.tiny import save_random_llama
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "real processes that are killed, stopped, drained and restarted under load fail no text",
+    "faults/test_scenarios.py: every fault at every message; "
+    "system/serving/test_lifecycle.py: real processes",
+)
 
 VOCAB_SIZE = 31
 # Each signal to each service, in a state of its own.

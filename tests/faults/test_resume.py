@@ -75,7 +75,10 @@ async def test_a_text_at_temperature_0_is_the_fault_free_one(
     assert len(notes) == 1
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "`tandem generate` continues a text whose orchestrator is killed",
+    "the client that the command uses, with a killed orchestrator (this file)",
+)
 async def test_the_command_does_so_by_itself_and_gives_up_in_time(tmp_path: Path) -> None:
     async with fronted(tmp_path) as front:
         address = front.addresses[0]
@@ -111,7 +114,10 @@ async def test_the_command_does_so_by_itself_and_gives_up_in_time(tmp_path: Path
         assert "UNAVAILABLE" in said.splitlines()[-1]
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "`tandem generate` continues a text whose orchestrator is killed",
+    "the client that the command uses, with a killed orchestrator (this file)",
+)
 async def test_one_json_object_goes_on_as_a_streamed_text_does(tmp_path: Path) -> None:
     async with fronted(tmp_path) as front:
         address = front.addresses[0]

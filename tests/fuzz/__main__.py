@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import logging
 import os
@@ -16,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import structlog
 import torch
@@ -24,11 +22,11 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.utils.logging import disable_progress_bar
 
+from tests.fuzz.kept import FOUND, keep
 from tests.fuzz.read.surface import Surface, Violation
 from tests.fuzz.read.surfaces import SURFACES
 from tests.fuzz.streams import walk
 
-CORPUS = Path(__file__).parent / "corpus"
 # Beside the surfaces that take bytes: requests of a walk, and its share of all.
 STREAMS, STREAMS_SHARE, STEPS = "streams", 0.002, 30
 # What differs between two sentences of one kind.
@@ -77,18 +75,11 @@ class Run:
                 self._tell(surface.name, surface.name, violation)
         if self._distil:
             for status, data in kinds.values():
-                keep(f"{surface.name}-{status.replace(' ', '_')}", data)
+                keep(surface.name, status, data)
 
     def _tell(self, where: str, name: str, violation: Violation) -> None:
-        kept = keep(f"{name}-FOUND", violation.data)
+        kept = keep(name, FOUND, violation.data)
         self.violations.append(f"{where}: {violation} ({kept})")
-
-
-def keep(kind: str, data: bytes) -> str:
-    """Put a message into the corpus; its name."""
-    name = f"{kind}-{hashlib.sha256(data).hexdigest()[:8]}"
-    (CORPUS / name).write_bytes(data)
-    return name
 
 
 def _counted(options: argparse.Namespace, surface: Surface, bar: Progress) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""CPU seconds of each test file, including the processes that it starts.
+"""CPU seconds of each test file, including the processes that it starts and that end with it.
 
 Run `pytest -p tests.support.cpu_by_file`. The collection of tests is not counted.
 """
@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes.fork_server import fork_server
+
 _SECONDS: dict[str, float] = defaultdict(float)
 
 
 def _spent() -> float:
-    """CPU time of this process and its ended children, in seconds."""
-    return sum(os.times()[:4])
+    """CPU time of this process, its ended children and forked services, in seconds."""
+    forked = fork_server().cpu_seconds if fork_server.cache_info().currsize else 0.0
+    return sum(os.times()[:4]) + forked
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 # Longer than stalls of a busy machine, and shorter than pytest's limit for a test.
 HANG_SECONDS = 120.0
-_LOOK_SECONDS = 0.005
+# Between two looks: less at first, since a look by gRPC takes a millisecond itself.
+_FIRST_SECONDS, _MOST_SECONDS, _LONGER = 0.003, 0.02, 1.2
 
 
 async def until(condition: Callable[[], Any]) -> Any:
@@ -18,6 +19,7 @@ async def until(condition: Callable[[], Any]) -> Any:
     Args:
         condition: a function or a coroutine function.
     """
+    pause = _FIRST_SECONDS
     async with asyncio.timeout(HANG_SECONDS):
         while True:
             found = condition()
@@ -25,13 +27,15 @@ async def until(condition: Callable[[], Any]) -> Any:
                 found = await found
             if found:
                 return found
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(_LONGER * pause, _MOST_SECONDS)
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
     """The same, blocking, for a plain function."""
-    deadline = time.monotonic() + HANG_SECONDS
+    deadline, pause = time.monotonic() + HANG_SECONDS, _FIRST_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(pause)
+        pause = min(_LONGER * pause, _MOST_SECONDS)
     return found

@@ -50,7 +50,13 @@ class ConnectionLimits:
 
 
 class _Protocol(H11Protocol):
-    """A connection within bounds, which the application can cut."""
+    """A connection within bounds, which the application can cut.
+
+    uvicorn has no options for them: it bounds neither the connections (above `limit_concurrency` it
+    answers each), nor the time of a header or of the rest of a body, nor whole headers, nor a reply
+    that is not read. A release that changes what is used of its private parts fails
+    tests/service/http/test_connections.py and test_access.py, which hold each bound.
+    """
 
     limits: ClassVar[ConnectionLimits]
 

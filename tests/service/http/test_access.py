@@ -16,20 +16,20 @@ from orchestrator.front.http import server
 from orchestrator.front.service import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError
-from tests.service.http.conftest import Fronts, serving_http
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, ServedPair, fronting
 from tests.support.processes.authorities import Authority
 from tests.support.waiting import until
+
+pytestmark = IN_ONE_LOOP
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 2}
 
 
-async def test_a_token_opens_all_but_health(
-    embedded_pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+async def test_a_token_opens_all_but_health(served_pair: ServedPair, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"ann {TOKEN}\n")
-    async with serving_http(embedded_pair, token_file=file) as fronts:
+    async with fronting(served_pair, token_file=file) as fronts:
         for path in ("/health", "/version"):
             assert (await fronts.http.get(path)).status_code == 200
         for headers in ({}, {"authorization": "Bearer nothing"}, {"authorization": TOKEN}):
@@ -48,8 +48,8 @@ async def test_a_token_opens_all_but_health(
         assert found.choices
 
 
-async def test_pages_of_other_origins_may_not_call(embedded_pair: tuple[Path, Path]) -> None:
-    async with serving_http(embedded_pair, http_origins=("https://chat.example.com",)) as fronts:
+async def test_pages_of_other_origins_may_not_call(served_pair: ServedPair) -> None:
+    async with fronting(served_pair, http_origins=("https://chat.example.com",)) as fronts:
         for origin, status in (
             (f"http://{fronts.address}", 200),
             ("https://chat.example.com", 200),
@@ -72,18 +72,15 @@ async def test_pages_of_other_origins_may_not_call(embedded_pair: tuple[Path, Pa
         assert reply.headers["access-control-allow-origin"] == "https://chat.example.com"
 
 
-def test_plaintext_stays_on_the_machine() -> None:
+async def test_plaintext_stays_on_the_machine() -> None:
     settings = OrchestratorSettings(http_listen="0.0.0.0:0")
 
-    async def make() -> None:
-        make_service(settings)
-
     with pytest.raises(StartupError, match=r"TANDEM_ORCHESTRATOR_HTTP_LISTEN: 0\.0\.0\.0:0 is"):
-        asyncio.run(make())
+        make_service(settings)
 
 
 async def test_certificates_are_asked_for_and_renewed(
-    embedded_pair: tuple[Path, Path], tmp_path: Path
+    served_pair: ServedPair, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path)
     own, other = authority.sign("orchestrator"), authority.sign("next")
@@ -91,7 +88,7 @@ async def test_certificates_are_asked_for_and_renewed(
     cert.write_bytes(own.cert.read_bytes())
     key.write_bytes(own.key.read_bytes())
     settings = {"tls_cert": cert, "tls_key": key, "tls_client_ca": authority.cert}
-    async with serving_http(embedded_pair, tls_clients=("ann",), **settings) as fronts:
+    async with fronting(served_pair, tls_clients=("ann",), **settings) as fronts:
         address = fronts.address.replace("127.0.0.1", "localhost")
 
         def context(client: str) -> ssl.SSLContext:
@@ -149,9 +146,9 @@ async def test_headers_have_a_bound(fronts: Fronts) -> None:
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(
-    embedded_pair: tuple[Path, Path],
+    served_pair: ServedPair,
 ) -> None:
-    async with serving_http(embedded_pair, idle_seconds=0.05) as fronts:
+    async with fronting(served_pair, idle_seconds=0.05) as fronts:
         host, _, port = fronts.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
@@ -160,10 +157,10 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
 
 
 async def test_a_client_that_does_not_read_is_cut(
-    embedded_pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    served_pair: ServedPair, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its texts end, and its connection with them."""
-    async with serving_http(embedded_pair, idle_seconds=0.2) as fronts:
+    async with fronting(served_pair, idle_seconds=0.2) as fronts:
         # Little fits in between, and the first rounds have more.
         fronts.server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         asked = {"prompt": " " * 8_000, "max_tokens": 400, "ignore_eos": True, "n": 4}

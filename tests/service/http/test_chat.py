@@ -10,11 +10,14 @@ from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 from transformers import AutoTokenizer
 
 from orchestrator.text.stop_strings import TextStream
-from tests.service.http.conftest import Fronts, serving_http
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, serving_http
 from tests.support.models.chat_templates import TEMPLATES, TOOLS
+
+pytestmark = IN_ONE_LOOP
 
 CHAT: list[Any] = [
     {"role": "system", "content": "# Python"},
@@ -22,16 +25,18 @@ CHAT: list[Any] = [
 ]
 
 
-@pytest.fixture
-def chatting(embedded_pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def chatting(
+    embedded_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """The embedded pair, whose target has Qwen's template."""
-    target = tmp_path / "chat"
+    target = tmp_path_factory.mktemp("chat") / "chat"
     shutil.copytree(embedded_pair[1], target)
     (target / "chat_template.jinja").write_text(TEMPLATES["qwen-2.5"])
     return embedded_pair[0], target
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chats(chatting: tuple[Path, Path]) -> AsyncIterator[Fronts]:
     async with serving_http(chatting) as fronts:
         yield fronts

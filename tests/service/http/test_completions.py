@@ -9,12 +9,9 @@ import openai
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.http.conftest import Fronts
-from tests.service.http.shared import IN_ONE_LOOP, fronts, shared_fronts
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts
 from tests.support.processes.services import generation
 from tests.support.waiting import until
-
-__all__ = ["fronts", "shared_fronts"]  # fixtures
 
 pytestmark = IN_ONE_LOOP
 

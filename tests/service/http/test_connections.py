@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from orchestrator.front.http import server
-from tests.service.http.conftest import Fronts, serving_http
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, ServedPair, fronting
 from tests.support.processes.authorities import Authority
 from tests.support.waiting import until
+
+pytestmark = IN_ONE_LOOP
 
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True}
 
@@ -42,9 +44,9 @@ async def idle(fronts: Fronts) -> bool:
     return await fronts.services.open_sequences() == 0
 
 
-async def test_one_more_than_may_be_is_closed(embedded_pair: tuple[Path, Path]) -> None:
+async def test_one_more_than_may_be_is_closed(served_pair: ServedPair) -> None:
     async with (
-        serving_http(embedded_pair, http_connections=1) as fronts,
+        fronting(served_pair, http_connections=1) as fronts,
         connection(fronts) as (first, writer),
         connection(fronts) as (second, _),
     ):
@@ -60,12 +62,12 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_body_of_a_refused_call_is_not_waited_for(
-    hurried: None, embedded_pair: tuple[Path, Path], tmp_path: Path
+    hurried: None, served_pair: ServedPair, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokens"
     file.write_text("ann 0123456789abcdef0123456789abcdef\n")
     async with (
-        serving_http(embedded_pair, token_file=file) as fronts,
+        fronting(served_pair, token_file=file) as fronts,
         connection(fronts) as (reader, writer),
     ):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
@@ -82,7 +84,10 @@ async def test_a_client_that_leaves_behind_a_further_request_is_noticed(fronts: 
     await until(lambda: idle(fronts))
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "nothing stays open when two hundred clients leave in mid-stream",
+    "one client (this file)",
+)
 async def test_two_hundred_that_leave_in_mid_stream_leave_nothing_open(fronts: Fronts) -> None:
     async def leave(number: int) -> None:
         shaped = {"guided_regex": "[a-z ]{1900}"} if number % 3 == 0 else {}
@@ -116,9 +121,9 @@ async def test_what_is_no_http_is_told_so(fronts: Fronts) -> None:
 
 
 async def test_a_stream_that_is_on_when_grace_ends_says_so(
-    embedded_pair: tuple[Path, Path],
+    served_pair: ServedPair,
 ) -> None:
-    async with serving_http(embedded_pair) as fronts, connection(fronts) as (reader, writer):
+    async with fronting(served_pair) as fronts, connection(fronts) as (reader, writer):
         writer.write(posted({**LONG, "stream": True}))
         while not (await reader.readline()).startswith(b"data: "):
             pass
@@ -132,13 +137,13 @@ async def test_a_stream_that_is_on_when_grace_ends_says_so(
 
 
 async def test_a_session_is_not_resumed_without_a_certificate(
-    embedded_pair: tuple[Path, Path], tmp_path: Path
+    served_pair: ServedPair, tmp_path: Path
 ) -> None:
     """Its authority may be gone."""
     authority = Authority(tmp_path)
     own, client = authority.sign("orchestrator"), authority.sign("ann")
     settings = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": authority.cert}
-    async with serving_http(embedded_pair, **settings) as fronts:
+    async with fronting(served_pair, **settings) as fronts:
         host, _, port = fronts.address.rpartition(":")
         context = ssl.create_default_context(cafile=str(authority.cert))
         context.check_hostname = False
@@ -153,11 +158,11 @@ async def test_a_session_is_not_resumed_without_a_certificate(
 
 
 async def test_an_old_connection_is_closed_behind_a_reply(
-    embedded_pair: tuple[Path, Path],
+    served_pair: ServedPair,
 ) -> None:
     """So that its client shows its certificate again."""
     async with (
-        serving_http(embedded_pair, connection_seconds=1e-6) as fronts,
+        fronting(served_pair, connection_seconds=1e-6) as fronts,
         connection(fronts) as (reader, writer),
     ):
         writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -181,10 +186,10 @@ async def test_headers_are_bounded_however_they_come(fronts: Fronts, size: int) 
 
 
 async def test_a_service_that_stops_takes_no_new_connections(
-    embedded_pair: tuple[Path, Path],
+    served_pair: ServedPair,
 ) -> None:
     """A text that has begun goes on."""
-    async with serving_http(embedded_pair) as fronts, connection(fronts) as (reader, writer):
+    async with fronting(served_pair) as fronts, connection(fronts) as (reader, writer):
         writer.write(posted({**LONG, "max_tokens": 400, "stream": True}))
         assert b" 200 " in await reader.readline()
         stopping = asyncio.create_task(fronts.server.stop(60))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 
-from tests.service.http.conftest import Fronts, serving_http
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, ServedPair, fronting
 from tests.support.waiting import until
+
+pytestmark = IN_ONE_LOOP
 
 ASKED: dict[str, Any] = {"prompt": "def main(", "max_tokens": 4}
 
@@ -95,8 +96,8 @@ async def test_values_that_ask_for_nothing_are_taken(fronts: Fronts) -> None:
     assert reply.status_code == 200, reply.text
 
 
-async def test_unknown_fields_may_be_let_pass(embedded_pair: tuple[Path, Path]) -> None:
-    async with serving_http(embedded_pair, unknown_fields="ignore") as fronts:
+async def test_unknown_fields_may_be_let_pass(served_pair: ServedPair) -> None:
+    async with fronting(served_pair, unknown_fields="ignore") as fronts:
         plain = await fronts.http.post("/v1/completions", json={**ASKED, "temperature": 0})
         more = {**ASKED, "temperature": 0, "what_nobody_knows": 1}
         found = await fronts.http.post("/v1/completions", json=more)
@@ -116,8 +117,8 @@ NO_BODIES: list[tuple[bytes, int, str]] = [
 ]
 
 
-async def test_a_body_that_is_none(embedded_pair: tuple[Path, Path]) -> None:
-    async with serving_http(embedded_pair, max_message_mib=1) as fronts:
+async def test_a_body_that_is_none(served_pair: ServedPair) -> None:
+    async with fronting(served_pair, max_message_mib=1) as fronts:
         for body, status, sentence in NO_BODIES:
             reply = await fronts.http.post("/v1/completions", content=body)
             assert reply.status_code == status, sentence
@@ -155,9 +156,9 @@ async def test_the_id_of_a_call_is_the_clients(fronts: Fronts) -> None:
 
 
 async def test_where_every_place_is_taken_a_client_learns_when_to_come_again(
-    embedded_pair: tuple[Path, Path],
+    served_pair: ServedPair,
 ) -> None:
-    async with serving_http(embedded_pair, max_requests=1) as fronts:
+    async with fronting(served_pair, max_requests=1) as fronts:
         long = {**ASKED, "max_tokens": 1000, "ignore_eos": True}
         first = asyncio.ensure_future(fronts.http.post("/v1/completions", json=long))
         await until(fronts.services.open_sequences)

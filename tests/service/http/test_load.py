@@ -13,10 +13,12 @@ from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls
 from tandem.tools.load.http_generator import HttpLoadGenerator
 from tandem.tools.load.requests import requests
-from tests.service.http.conftest import Fronts, serving_http
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, ServedPair, fronting
 from tests.support.processes.authorities import Authority
 from tests.support.processes.ports import free_port
 from tests.support.processes.services import generation
+
+pytestmark = IN_ONE_LOOP
 
 REQUEST = requests(None, None, 24, 0.7, 3, pb.Speculation(verifier="block", gamma=4))
 
@@ -59,7 +61,7 @@ async def test_what_fails_is_told(fronts: Fronts) -> None:
             await by_http.text(pb.Generation(first_round=3))
 
 
-async def test_by_tls_with_a_token(embedded_pair: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_by_tls_with_a_token(served_pair: ServedPair, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own = authority.sign("orchestrator")
     token = "0123456789abcdef0123456789abcdef"
@@ -67,7 +69,7 @@ async def test_by_tls_with_a_token(embedded_pair: tuple[Path, Path], tmp_path: P
     file.write_text(f"ann {token}\n")
     tls = ClientTls(NamedFile("ca", authority.cert))
     settings = {"tls_cert": own.cert, "tls_key": own.key, "token_file": file}
-    async with serving_http(embedded_pair, **settings) as fronts:
+    async with fronting(served_pair, **settings) as fronts:
         for given, error in ((token, ""), ("", "401: ")):
             place = Endpoint(fronts.address, tls, "orchestrator", given)
             async with HttpLoadGenerator(place) as by_http:

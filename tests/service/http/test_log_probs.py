@@ -17,11 +17,8 @@ from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.speculation.distribution import process
 from tandem.speculation.request.sampling import Sampling
-from tests.service.http.conftest import Fronts
-from tests.service.http.shared import IN_ONE_LOOP, fronts, shared_fronts
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts
 from tests.support.processes.services import generation
-
-__all__ = ["fronts", "shared_fronts"]  # fixtures
 
 pytestmark = IN_ONE_LOOP
 

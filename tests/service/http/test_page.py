@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.http.conftest import Fronts
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts
 from tests.support.processes.chromium import Page, chromium
 from tests.support.waiting import until, wait_until
+
+pytestmark = IN_ONE_LOOP
 
 PROGRAM = shutil.which("chromium") or ""
 TOKENS = 24
@@ -71,7 +73,10 @@ def lines(page: Page) -> list[list[str]]:
     return [cells for cells in found if len(cells) > 1]
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "the front's page in a real browser",
+    "what it is made of, and its requests (this file)",
+)
 @pytest.mark.skipif(
     not PROGRAM, reason="chromium is not installed (Debian: apt-get install chromium)"
 )

@@ -15,12 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.http.conftest import Fronts
-from tests.service.http.shared import IN_ONE_LOOP, fronts, shared_fronts
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.processes.services import generation
-
-__all__ = ["fronts", "shared_fronts"]  # fixtures
 
 pytestmark = IN_ONE_LOOP
 

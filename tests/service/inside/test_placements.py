@@ -24,6 +24,12 @@ from tests.support.models.heads import MTP, family_of, is_head, save_random_head
 from tests.support.models.probes import extra_rows
 from tests.support.wire.fakes import generation
 
+OTHERS = pytest.mark.campaign(
+    "a text is the same wherever it is drafted, with every method",
+    "a method of each kind (this file); unit/target/test_run_law.py: a run of every method "
+    "enumerated",
+)
+
 TOKENS = 12
 PLACEMENTS = ("drafter", "drafter, prepared", "inside, a round a message", "inside, sixteen ahead")
 
@@ -49,8 +55,8 @@ KINDS = ("model", "tree", "chains", "lookup", "eagle", "masks")
 
 @pytest.fixture(
     params=[
-        *(pytest.param(n, marks=() if n in KINDS else pytest.mark.campaign) for n in METHODS),
-        pytest.param(MTP, marks=pytest.mark.campaign),
+        *(pytest.param(n, marks=() if n in KINDS else OTHERS) for n in METHODS),
+        pytest.param(MTP, marks=OTHERS),
     ]
 )
 async def recipe(

@@ -21,8 +21,7 @@ from orchestrator.front.http.bodies.formats import JsonSchema, ResponseFormat, S
 from orchestrator.front.http.bodies.generating import Generating, Speculation, StreamOptions
 from orchestrator.front.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.http.conftest import Fronts, serving_http
-from tests.service.http.shared import IN_ONE_LOOP
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, serving_http
 from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fields import bounded_fields
 

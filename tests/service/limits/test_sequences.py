@@ -24,7 +24,7 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.http.shared import IN_ONE_LOOP
+from tests.service.http.conftest import IN_ONE_LOOP
 from tests.support.wire.fields import bounded_fields
 from tests.support.wire.steps import (
     INVALID,

@@ -14,6 +14,11 @@ from target_svc.settings import TargetSettings
 from tests.service.recipes.served_law import greedy_summaries
 from tests.support.models.tiny import VOCAB_SIZE
 
+OTHERS = pytest.mark.campaign(
+    "the law through sockets: retrieval in two stores, a part that stops early",
+    "a cascade over `horizontal` over a part and `lookup` (this file); the enumeration of each",
+)
+
 CASCADE = """
 method = "cascade"
 rule = "token"
@@ -56,7 +61,7 @@ def recipe_in(folder: Path, text: str, large: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["cascade", *(pytest.param(n, marks=pytest.mark.campaign) for n in [*RECIPES][1:])]
+    "name", ["cascade", *(pytest.param(n, marks=OTHERS) for n in [*RECIPES][1:])]
 )
 async def test_texts_follow_the_targets_law(
     name: str, random_pair: tuple[Path, Path], tmp_path: Path

@@ -11,9 +11,14 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
+from tests.service.one_stack import IN_ONE_LOOP, shared_stack, stack
 from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.steps import open_draft
 from tests.support.wire.talk import Talk
+
+__all__ = ["shared_stack", "stack"]  # fixtures
+
+pytestmark = IN_ONE_LOOP
 
 
 def generation(**changes: Any) -> pb.Generation:

@@ -22,9 +22,14 @@ from tandem.peers.text.contracts import Prompt
 from tandem.peers.text.record import TextRecord
 from tandem.speculation.request.sampling import Sampling
 from tests.service.conftest import Stack, address_of, start
+from tests.service.one_stack import IN_ONE_LOOP, shared_stack, stack
 from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
 from tests.support.wire.talk import Talk
+
+__all__ = ["shared_stack", "stack"]  # fixtures
+
+pytestmark = IN_ONE_LOOP
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -9,8 +9,13 @@ import pytest
 
 from tandem.target.v1 import target_pb2
 from tests.service.conftest import Stack
+from tests.service.one_stack import IN_ONE_LOOP, shared_stack, stack
 from tests.support.wire.steps import INVALID, WRONG_STATE, open_verify, status_of, verify_step
 from tests.support.wire.talk import Talk
+
+__all__ = ["shared_stack", "stack"]  # fixtures
+
+pytestmark = IN_ONE_LOOP
 
 PLAIN = {"draft": None}
 

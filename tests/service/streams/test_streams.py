@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
@@ -15,6 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.target.v1 import target_pb2
 from tests.service.conftest import Stack, address_of, connect, start
+from tests.service.one_stack import IN_ONE_LOOP, shared_stack, stack
 from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.steps import (
     INVALID,
@@ -27,6 +29,10 @@ from tests.support.wire.steps import (
     verify_step,
 )
 from tests.support.wire.talk import Talk
+
+__all__ = ["shared_stack", "stack"]  # fixtures
+
+pytestmark = IN_ONE_LOOP
 
 REFUSED_BY_DRAFTERS: list[tuple[list[Any], grpc.StatusCode, str]] = [
     ([draft_step()], WRONG_STATE, "first message must be open"),
@@ -273,16 +279,22 @@ async def test_a_silent_sequence_is_ended(random_pair: tuple[Path, Path]) -> Non
 
 async def test_only_new_tokens_are_fed(stack: Stack) -> None:
     """One target pass a round; the drafter computes what it has not computed yet."""
+
+    async def computed() -> np.ndarray:
+        """Passes and tokens so far."""
+        info = await stack.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())
+        return np.array([info.stats.forward_passes, info.stats.fed_tokens])
+
+    before = await computed()
     call = Talk(stack.drafter.Draft())
     await call.write(open_draft())
     await call.read()
     await call.write(draft_step())
     drafted = list((await call.read()).drafted.draft.token_ids)
-    before = (await stack.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())).stats
-    assert (before.forward_passes, before.fed_tokens) == (1 + 3, 3 + 3)
+    drafting = await computed()
+    assert (drafting - before).tolist() == [1 + 3, 3 + 3]
     # All kept: the last drafted token and the bonus are new to the cache.
     await call.write(draft_step(round=2, position=4, new_token_ids=[*drafted, 0], gamma=1))
     await call.read()
-    after = (await stack.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())).stats
-    assert (after.forward_passes, after.fed_tokens) == (4 + 1, 6 + 2)
+    assert (await computed() - drafting).tolist() == [1, 2]
     call.cancel()

@@ -2,8 +2,8 @@
 
 All processes of a run of pytest share one server, which the first of them starts. An order is a
 JSON object, sent with the descriptors for standard input and output. The answer is the new child's
-pid and, when a child ends, its pid and exit code. With a connection its children are killed, and
-the server ends with the last one.
+pid and, when a child ends, its pid, exit code and CPU seconds. With a connection its children are
+killed, and the server ends with the last one.
 """
 
 from __future__ import annotations
@@ -127,12 +127,17 @@ class Forked:
 
 
 class ForkServer:
-    """Starts services by forking."""
+    """Starts services by forking.
+
+    Attributes:
+        cpu_seconds: of our children that have ended.
+    """
 
     def __init__(self) -> None:
         self._orders = threading.Lock()
         self._born: Queue[int] = Queue()
         self._codes: dict[int, int] = {}
+        self.cpu_seconds = 0.0
         self._ended = threading.Condition()
         self._popen: subprocess.Popen[bytes] | None = None
         # An abstract name, which is gone with its socket. xdist's processes have one run's id.
@@ -157,7 +162,7 @@ class ForkServer:
             listening.listen(_MOST_LINES)
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(listening.fileno())],
-                env={**os.environ, **MEMORY},
+                env={**MEMORY, **os.environ},
                 cwd=ROOT,
                 pass_fds=(listening.fileno(),),
                 start_new_session=True,
@@ -195,6 +200,7 @@ class ForkServer:
                 continue
             with self._ended:
                 self._codes[said["pid"]] = said["code"]
+                self.cpu_seconds += said["cpu_seconds"]
                 self._ended.notify_all()
 
     def close(self) -> None:
@@ -275,10 +281,11 @@ def _tend(listening: socket.socket) -> dict[str, Any] | None:
             return None
         for line, children in lines.items():
             for pid in tuple(children):
-                ended, status = os.waitpid(pid, os.WNOHANG)
+                ended, status, used = os.wait4(pid, os.WNOHANG)
                 if ended:
                     children.discard(pid)
-                    _say(line, pid=pid, code=os.waitstatus_to_exitcode(status))
+                    code = os.waitstatus_to_exitcode(status)
+                    _say(line, pid=pid, code=code, cpu_seconds=used.ru_utime + used.ru_stime)
 
 
 def _hang_up(line: socket.socket, children: set[int]) -> None:
@@ -303,7 +310,7 @@ def _become(order: Mapping[str, Any], given: Sequence[int]) -> None:
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
-def _say(line: socket.socket, **news: int) -> None:
+def _say(line: socket.socket, **news: float) -> None:
     with contextlib.suppress(OSError):  # it has just been closed
         line.send(json.dumps(news).encode())
 

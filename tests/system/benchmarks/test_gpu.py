@@ -13,7 +13,13 @@ import pytest
 from tests.support.repository import ROOT
 
 RUN_SECONDS = 1200  # on a busy machine
-pytestmark = [pytest.mark.campaign, pytest.mark.timeout(RUN_SECONDS)]
+pytestmark = [
+    pytest.mark.campaign(
+        "`make bench-gpu` measures every row",
+        "unit/benchmarks",
+    ),
+    pytest.mark.timeout(RUN_SECONDS),
+]
 
 
 def test_everything_runs_with_tiny_models(tmp_path: Path) -> None:

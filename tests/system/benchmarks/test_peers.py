@@ -13,7 +13,13 @@ import pytest
 from tests.support.repository import ROOT
 
 RUN_SECONDS = 1800  # on a busy machine
-pytestmark = [pytest.mark.campaign, pytest.mark.timeout(RUN_SECONDS)]
+pytestmark = [
+    pytest.mark.campaign(
+        "`make bench-peers` measures every row",
+        "unit/benchmarks",
+    ),
+    pytest.mark.timeout(RUN_SECONDS),
+]
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 

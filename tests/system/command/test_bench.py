@@ -16,12 +16,17 @@ from tandem.tools.planning.bound import NOTHING
 from tests.support.processes.services import trio
 from tests.support.repository import ROOT
 
+WHOLE = pytest.mark.campaign(
+    "`make bench` and `tandem bench` measure every row, and plans follow from them",
+    "unit/benchmarks, unit/tools/load, unit/tools/planning",
+)
+
 RUN_SECONDS = 1800  # on a busy machine
 # Threads that wait for each other while other tests have the cores take minutes.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.campaign
+@WHOLE
 @pytest.mark.timeout(RUN_SECONDS)
 def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.bench", "--quick", "--sweeps"]
@@ -66,7 +71,7 @@ def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.svg"))) == len(found["sweeps"])
 
 
-@pytest.mark.campaign
+@WHOLE
 def test_tandem_bench_loads_running_services(tmp_path: Path) -> None:
     with trio(tmp_path) as services:
         load = ["bench", "-a", services.orchestrator.address, "--texts", "4", "-n", "8"]
@@ -86,7 +91,7 @@ def test_tandem_bench_loads_running_services(tmp_path: Path) -> None:
     assert error.startswith("INVALID_ARGUMENT: verifier 'nonsense' is unknown")
 
 
-@pytest.mark.campaign
+@WHOLE
 def test_a_sweep_and_plans_from_what_was_measured(tmp_path: Path) -> None:
     """Both measurements are of the same texts, and so foretell about the same."""
     drafter, target, orchestrator = (

@@ -21,7 +21,10 @@ from tests.support.processes.services import Trio, trio
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "the real ghz with every configuration of deploy/ghz",
+    "unit/tools/load: its reports and arguments",
+)
 
 CONFIGS = ROOT / "deploy" / "ghz"
 SCENARIOS = [scenario.name for scenario in scenarios(CONFIGS, [])]

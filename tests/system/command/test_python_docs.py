@@ -43,7 +43,10 @@ def test_its_examples_run(
             run(example, capsys)
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "`tandem.Local` in a script",
+    "unit/tools/local; the page's other examples (this file)",
+)
 def test_the_services_in_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = (example for example in EXAMPLES if LOCAL in example)
     run(example, capsys)

@@ -27,6 +27,12 @@ from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
+PROCESSES = pytest.mark.campaign(
+    "what `tandem up` passes to services that run, and prints of them",
+    "system/command/test_cli.py: a real `tandem up`; refusals without processes (this "
+    "file); unit/tools/local",
+)
+
 TANDEM = [sys.executable, "-m", "tandem.tools.cli"]
 PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
 START_SECONDS = 300  # on a busy machine
@@ -120,7 +126,7 @@ def test_up_on_no_address() -> None:
     assert one_line(run).startswith("tandem: cannot listen on nowhere: ")
 
 
-@pytest.mark.campaign
+@PROCESSES
 def test_up_without_the_model(tmp_path: Path) -> None:
     run = tandem("up", "--target", f"{tmp_path}/no", "--drafter", "none")
     assert run.returncode == 2
@@ -151,7 +157,7 @@ def test_up_takes_a_directory_of_the_home(tmp_path: Path, monkeypatch: pytest.Mo
     assert settings["drafter"]["MODEL"] == "organisation/some-name_1.5"
 
 
-@pytest.mark.campaign
+@PROCESSES
 def test_up_with_a_long_gamma_drafts_as_long(tmp_path: Path) -> None:
     model = str(save_random_llama(tmp_path / "model", seed=1))
     pair = ["--target", model, "--drafter", model]
@@ -206,7 +212,7 @@ def test_up_with_a_target_alone_drafts_by_lookup() -> None:
     assert "drafter" not in Pair(target="models/target", drafter="none").settings()
 
 
-@pytest.mark.campaign
+@PROCESSES
 def test_up_with_a_pair_that_does_not_fit(tmp_path: Path) -> None:
     target = save_random_llama(tmp_path / "target", seed=1, vocab_size=5)
     drafter = save_random_llama(tmp_path / "drafter", seed=2, vocab_size=6)
@@ -216,7 +222,7 @@ def test_up_with_a_pair_that_does_not_fit(tmp_path: Path) -> None:
     assert "has 6 token ids, the target 5" in one_line(run)
 
 
-@pytest.mark.campaign
+@PROCESSES
 def test_up_with_a_recipe(tmp_path: Path) -> None:
     target, drafter, second = (
         str(save_random_llama(tmp_path / name, seed=i)) for i, name in enumerate("abc")
@@ -237,7 +243,7 @@ def test_up_with_a_recipe(tmp_path: Path) -> None:
     assert max(summary["nodes"]) == 8
 
 
-@pytest.mark.campaign
+@PROCESSES
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -262,7 +268,7 @@ def settings_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line.startswith("TANDEM_"))
 
 
-@pytest.mark.campaign
+@PROCESSES
 def test_up_with_a_model_of_the_environment_names_a_service_that_dies(tmp_path: Path) -> None:
     """Here the target, of a recipe without a drafter's model."""
     model = save_random_llama(tmp_path / "model", seed=1)

@@ -18,7 +18,10 @@ from tests.support.traces import COSTS, Tape, recorded, request, request_ms
 
 PROGRAM = shutil.which("chromium") or ""
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "the page of `tandem trace view` in a real browser",
+        "unit/tools/traces: what it is made of",
+    ),
     pytest.mark.skipif(
         not PROGRAM, reason="chromium is not installed (Debian: apt-get install chromium)"
     ),

@@ -23,7 +23,10 @@ from tests.support.cluster.manifests import SERVICES, base, render, tool
 from tests.support.cluster.pods import Pods
 from tests.support.processes.network_namespaces import obstacle
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "the overlay `cpu-demo` in network namespaces",
+    "unit/deploy: its manifests and NetworkPolicies",
+)
 
 NEW_TOKENS = 48
 # The orchestrator looks again after two seconds at most, and prefers others for five.

@@ -22,7 +22,10 @@ from tests.support.processes.ports import free_port
 from tests.support.processes.services import READY_SECONDS, generation, is_serving
 from tests.support.wire.names import Names, serve_names
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "replicas as processes join and leave under load",
+    "service/replicas: the same in one process; unit/peers",
+)
 
 CLIENTS = 8
 # A pod that its name has takes work after at most so long.

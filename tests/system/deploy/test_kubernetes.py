@@ -37,7 +37,10 @@ from tests.system.deploy.cluster import (
     pods,
 )
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "overlays on a real API server",
+    "unit/deploy: their manifests",
+)
 
 __all__ = ["folder"]  # a fixture of both files of overlays
 

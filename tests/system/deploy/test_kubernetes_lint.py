@@ -18,7 +18,10 @@ from tests.system.deploy.cluster import (
     folder,
 )
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "kube-linter finds nothing in overlays",
+    "unit/deploy: their manifests",
+)
 
 __all__ = ["folder"]  # a fixture of both files of overlays
 

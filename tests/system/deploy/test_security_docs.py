@@ -16,7 +16,10 @@ from tests.support.cluster.manifests import known_variables
 from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "commands of docs/security.md make files that services load",
+    "service/security: services with certificates and tokens",
+)
 
 DOCS = ROOT / "docs" / "security.md"
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)

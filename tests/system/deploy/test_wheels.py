@@ -12,7 +12,10 @@ import pytest
 
 from tests.support.repository import ROOT
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "a fresh machine compiles nothing",
+    "nothing: it needs a package index",
+)
 
 UV = Path(sys.executable).parent / "uv"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -18,7 +18,11 @@ from tandem.speculation.request.sampling import Sampling
 from tests.support.devices.drafted import CHAIN, KINDS, SAMPLINGS, Kind, drafted, drawn_from
 from tests.support.devices.forest import Heads, empty_pool, fill, forest
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "passes, rounds, kernels and the law on a real GPU",
+    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "interpreted",
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Of the largest number, in a dtype's own rounding.

@@ -29,7 +29,11 @@ from tests.support.models.parity import (
 from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 from tests.unit.inference.passes.test_cuda_graphs import difference, reserved
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "passes, rounds, kernels and the law on a real GPU",
+    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "interpreted",
+)
 
 _SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
 _OF_SOME = {

@@ -37,7 +37,11 @@ from tests.unit.inference.passes.fake_device import (
     run,
 )
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "passes, rounds, kernels and the law on a real GPU",
+    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "interpreted",
+)
 
 MIXTURE = [GREEDY, PLAIN, SHAPED]
 CONFIG = LlamaConfig(

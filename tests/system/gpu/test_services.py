@@ -24,7 +24,11 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.greedy import VERIFIERS, references, source_lines, texts_of
 from tests.support.processes.services import Trio, trio
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "passes, rounds, kernels and the law on a real GPU",
+    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "interpreted",
+)
 
 TEXTS = 2000
 ON_A_GPU = {"DEVICE": "cuda", "DTYPE": "float32"}

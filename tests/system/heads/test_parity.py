@@ -29,7 +29,10 @@ from tests.support.models.heads import (
 )
 from tests.support.repository import ROOT
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "heads in their published layouts compute what vLLM's classes compute",
+    "unit/inference/heads: rows equal the paper's formula and the layers of transformers",
+)
 
 VLLM = ROOT / ".cache" / "peers" / "vllm" / "env" / "bin" / "python"
 WIDTH, VOCAB_SIZE, LAYERS = 64, 32, 8

@@ -21,7 +21,10 @@ from opentelemetry.proto.collector.trace.v1 import (
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.processes.services import Trio, generation, trio
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "a collector that dies costs no request anything",
+    "unit/telemetry: a dead collector is said once; faults/test_environment.py: a full queue",
+)
 
 SECONDS = 30
 # So that many exports fail while the test looks on.

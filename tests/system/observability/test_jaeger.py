@@ -26,7 +26,10 @@ from tests.support.repository import ROOT
 NAME = "jaeger-all-in-one"
 JAEGER = shutil.which(NAME, path=f"{ROOT / '.cache' / 'bin'}:{os.environ['PATH']}")
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "a real Jaeger returns whole traces",
+        "unit/telemetry; system/serving/test_lifecycle.py: one trace of three processes",
+    ),
     pytest.mark.skipif(
         JAEGER is None,
         reason=f"no {NAME} on PATH or in .cache/bin; make observability-check builds it with Go",

@@ -23,7 +23,10 @@ from tests.support.processes.services import Trio, generation, trio
 from tests.unit.deploy.test_observability import FOLDER, QUERIES
 
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "a real Prometheus scrapes all three services",
+        "unit/deploy: rules and dashboards; unit/telemetry",
+    ),
     pytest.mark.skipif(
         not (shutil.which("prometheus") and shutil.which("promtool")),
         reason="prometheus and promtool are not installed (Debian: apt-get install prometheus)",

@@ -14,7 +14,10 @@ from tandem.errors import StartupError
 from tandem.inference.choice import candidates
 from tests.support.models.planted import MISTAKES, Mistake
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "mistakes in the passes of a published model are noticed at the start",
+    "unit/inference/check: random and embedded weights",
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

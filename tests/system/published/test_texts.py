@@ -23,7 +23,13 @@ from tests.support.models.greedy import Reference, texts_of
 from tests.support.processes.services import Trio, generation, trio
 from tests.system.published.conftest import QUESTIONS, TOKENS
 
-pytestmark = [pytest.mark.campaign, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.campaign(
+        "texts of a published model, in each dtype, by each engine and placement",
+        "unit/inference/passes: the parity of every architecture",
+    ),
+    pytest.mark.timeout(1800),
+]
 
 MAX_LENGTH = {"MAX_LENGTH": "4096"}
 # Most of its 30 layers: fewer agree with it on little.

@@ -14,7 +14,10 @@ from tests.system.published.test_texts import MAX_LENGTH, differing, texts
 from tests.system.vllm.test_target import MISSING
 
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "texts of a published model by vLLM",
+        "unit/inference/vllm: versions, arguments and what is refused",
+    ),
     pytest.mark.skipif(find_spec("vllm") is None, reason=MISSING),
     pytest.mark.timeout(1800),
 ]

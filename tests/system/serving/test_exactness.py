@@ -33,14 +33,18 @@ from tests.support.laws.shaping import law_of
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import trio
 
+OTHERS = pytest.mark.campaign(
+    "the law through sockets, of every chain method, rule and kind of row",
+    "`model` (this file); `jacobi` and `masks` (service/recipes/test_predicted.py); every method"
+    " and rule enumerated (unit/drafting, unit/verification); seeded texts of every rule",
+)
+
 # The p-value of `mutant_target` is 2e-7 at as many.
 TEXTS = 800
 # In `make test`. Of rows of two tokens as many texts would not show that a rule stops too early.
 # The rules for several chains decide a chain as these do, number by number
 # (tests/unit/verification/test_tree_rules.py).
 ONCE = ("model", "dense", ["block", "greedy_block"])
-# Methods that draft by what the target tells; the third is in test_trees.py.
-TOLD = (("jacobi", "dense", ["block"]), ("masks", "support 2", ["block"]))
 
 
 # Methods with branches are in test_trees.py; `make exactness` has all, and more of each.
@@ -48,9 +52,8 @@ TOLD = (("jacobi", "dense", ["block"]), ("masks", "support 2", ["block"]))
     ("method", "rows", "rules"),
     [
         pytest.param(*ONCE, id="model-dense, block and greedy_block"),
-        *(pytest.param(*case, id="-".join(case[:2]) + ", block") for case in TOLD),
         *(
-            pytest.param(name, rows, RULES[name], marks=pytest.mark.campaign, id=f"{name}-{rows}")
+            pytest.param(name, rows, RULES[name], marks=OTHERS, id=f"{name}-{rows}")
             for name in METHODS
             if name not in BRANCHING
             for rows in rows_of(name)
@@ -73,7 +76,10 @@ def test_the_law_is_the_targets(
         services.wait_idle()
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "a wrong target or kernel is noticed through sockets",
+    "counts differ from the drafter's law (this file); unit/verification: kernels and mutants",
+)
 @pytest.mark.parametrize("mutant", ["mutant_target", "mutant_kernel"])
 def test_a_mutant_server_fails(mutant: str, random_pair: tuple[Path, Path], tmp_path: Path) -> None:
     drafter, target = random_pair
@@ -113,7 +119,11 @@ def shaped_law(model: Path) -> npt.NDArray[np.float64]:
     return law
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "the law of shaped texts through sockets, chains and trees",
+    "unit/target/test_shaping_law.py: it enumerated; service/http/test_shaping.py: counts "
+    "of choices",
+)
 @pytest.mark.parametrize(
     ("method", "rules", "nodes"),
     [("model", ("block", "token", "greedy_block"), 0), ("tree", ("block", "token"), 6)],

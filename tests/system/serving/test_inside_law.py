@@ -22,9 +22,15 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.services import trio
 
+OTHERS = pytest.mark.campaign(
+    "the law through sockets if the target drafts, with every method",
+    "`tree` (this file); service/inside/test_placements.py: the same ids as with a drafter, of a"
+    " method of each kind; runs of every method enumerated (unit/target/test_run_law.py)",
+)
+
 TEXTS = 800
 # In `make test`: sizes of its drafts are left open, so that runs have drafts and plain rounds.
-ONCE = [("tree", "support 2", None), ("eagle", "dense", None)]
+ONCE = [("tree", "support 2", None)]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,7 @@ ONCE = [("tree", "support 2", None), ("eagle", "dense", None)]
     [
         *ONCE,
         *(
-            pytest.param(name, rows, gamma, marks=pytest.mark.campaign)
+            pytest.param(name, rows, gamma, marks=OTHERS)
             for name in METHODS
             for rows in rows_of(name)
             for gamma in (3, None)

@@ -95,7 +95,10 @@ def test_sigterm_drains(services: Trio, victim: str) -> None:
     services.restart(victim)
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "SIGTERM while a faster pass is compiled ends the process cleanly",
+    "unit/inference/openvino: a signal during a pass",
+)
 def test_sigterm_while_a_faster_pass_is_looked_for(
     embedded_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,12 @@ from tests.support.models.tiny import save_random_llama
 from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
 
+OTHERS = pytest.mark.campaign(
+    "the law and greedy texts of trees, chains and forests through sockets",
+    "greedy texts of `tree` (this file); the law of `tree` inside the target (test_inside_law.py),"
+    " of `lookahead` (service/recipes/test_predicted.py); the enumeration of each",
+)
+
 # The mutant's p-value is 4e-9 at as many.
 TEXTS = 1_000
 
@@ -45,9 +51,8 @@ def folder(random_pair: tuple[Path, Path]) -> Path:
 @pytest.mark.parametrize(
     ("method", "rules"),
     [
-        pytest.param("lookahead", ["block"], id="lookahead, block"),
-        pytest.param("tree", [None], id="tree, sizes left open", marks=pytest.mark.campaign),
-        *(pytest.param(n, RULES[n], id=n, marks=pytest.mark.campaign) for n in BRANCHING),
+        pytest.param("tree", [None], id="tree, sizes left open", marks=OTHERS),
+        *(pytest.param(n, RULES[n], id=n, marks=OTHERS) for n in BRANCHING),
     ],
 )
 def test_the_law_is_the_targets(
@@ -71,7 +76,10 @@ def test_the_law_is_the_targets(
         services.wait_idle()
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "a wrong tree rule is noticed through sockets",
+    "tests/support/laws/trees/mutants.py must fail the enumeration",
+)
 def test_a_mutant_server_fails(folder: Path, tmp_path: Path) -> None:
     target = folder / "target"
     with trio(
@@ -91,7 +99,7 @@ SIZES = ((4, 16), (3, 6), (2, 2))
 
 @pytest.mark.parametrize(
     "recipe",
-    ["tree", *(pytest.param(name, marks=pytest.mark.campaign) for name in BRANCHING[1:])],
+    ["tree", *(pytest.param(name, marks=OTHERS) for name in BRANCHING[1:])],
 )
 def test_greedy_texts_and_counts(recipe: str, tmp_path: Path) -> None:
     """With the embedded pair: what is drafted, what is kept, and what is said of it."""

@@ -17,7 +17,10 @@ from tandem.inference.vllm.arguments import VllmOptions
 from tests.system.vllm.test_target import LONG, MISSING
 
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "passes by vLLM, its blocks and what it refuses",
+        "unit/inference/vllm; the same contract with torch (unit/inference)",
+    ),
     pytest.mark.skipif(find_spec("vllm") is None, reason=MISSING),
 ]
 LENGTH, SEQUENCES = 512, 8

@@ -32,7 +32,11 @@ from tests.system.vllm.conftest import save_for_vllm
 from tests.system.vllm.test_target import MISSING, nucleus
 
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "`vllm serve` with drafters: the law, grammars, ranks, lost drafters",
+        "unit/tandem_vllm: the rule's law, rows; service/plugin: drafters that come, go or are "
+        "late",
+    ),
     pytest.mark.skipif(find_spec("vllm") is None, reason=MISSING),
 ]
 # What an array of booleans is made of.

@@ -28,7 +28,10 @@ from tests.support.waiting import until, wait_until
 from tests.system.vllm.test_target import DRAFTER, LONG, MISSING, VLLM, texts_of
 
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "a target by vLLM on several ranks and nodes, and lost ranks",
+        "unit/inference/vllm: versions, arguments and what is refused",
+    ),
     pytest.mark.skipif(find_spec("vllm") is None, reason=MISSING),
 ]
 TEXTS, TOKENS = 6, 200

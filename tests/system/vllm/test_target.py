@@ -24,7 +24,10 @@ from tests.support.processes.services import Trio, generation, trio
 
 MISSING = "vLLM is not installed; `make vllm-check` brings it"
 pytestmark = [
-    pytest.mark.campaign,
+    pytest.mark.campaign(
+        "a target by vLLM: the law through sockets, the same texts as with torch",
+        "unit/inference/vllm; the same services with torch",
+    ),
     pytest.mark.skipif(find_spec("vllm") is None, reason=MISSING),
 ]
 TEXTS = 3_000

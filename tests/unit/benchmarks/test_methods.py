@@ -1,17 +1,14 @@
-"""The rows of the benchmark of methods, and how texts and look-ups are counted."""
+"""The rows of the benchmark of methods, and how texts are counted."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from benchmarks.methods.lookups import follow
 from benchmarks.methods.rows import METHODS as ROWS
 from drafter_svc.settings import DrafterSettings
 from models.sampling import until_it_loops
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
-from tandem.retrieval.prompt import PromptStore
 from tandem.verification import LOSSY_VERIFIERS, VERIFIERS
 from target_svc.settings import TargetSettings
 
@@ -39,11 +36,3 @@ def test_a_text_is_counted_until_it_loops() -> None:
     assert until_it_loops([0, *loop * 5]) == 1 + 2 * 9 + 8
     assert until_it_loops(list(range(100))) == 100
     assert until_it_loops([]) == 0
-
-
-def test_a_look_up_moves_on_by_what_it_finds_and_a_token() -> None:
-    text = np.tile([1, 2, 3, 4, 5], 100).tolist()
-    tokens, spent = follow([PromptStore(4, 1000)], text, 50, 4, 4, 9, 10)
-    assert (tokens, len(spent)) == (5.0, 10)
-    tokens, spent = follow([PromptStore(4, 1000)], list(range(100)), 50, 4, 4, 100, 10)
-    assert (tokens, len(spent)) == (1.0, 10)

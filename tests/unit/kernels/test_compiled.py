@@ -29,11 +29,15 @@ SHAPES: dict[str, tuple[torch.dtype, Heads, float]] = {
 }
 # Of a batch whose positions are split, and of one that has enough tiles without that.
 TILES = {True: 1, False: 400}
+MOST = pytest.mark.campaign(
+    "kernels compile for five kinds of card and every served shape, and hardly spill",
+    "two shapes (this file); test_interpreted.py: what kernels compute, and their mutants",
+)
 # One of each kind, for the oldest GPU and the one that is measured; a campaign has all.
 OFTEN = [(80, "Llama-3-8B", ONE, True), (90, "Llama-3-8B", FEW, False)]
 ALL = list(itertools.product(SHARED, SHAPES, (ONE, FEW, MANY), TILES))
-CASES = [*OFTEN, *(pytest.param(*c, marks=pytest.mark.campaign) for c in ALL if c not in OFTEN)]
-LAYERS = [80, *(pytest.param(sm, marks=pytest.mark.campaign) for sm in SHARED if sm != 80)]
+CASES = [*OFTEN, *(pytest.param(*c, marks=MOST) for c in ALL if c not in OFTEN)]
+LAYERS = [80, *(pytest.param(sm, marks=MOST) for sm in SHARED if sm != 80)]
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +161,7 @@ def test_a_draw_and_a_verdict_hardly_spill() -> None:
         require_fast(launch.compiled(80), SHARED[80], _FEW_SPILLED)
 
 
-@pytest.mark.campaign
+@MOST
 @pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
 def test_all_kernels_of_draws_and_verdicts_hardly_spill(
@@ -167,7 +171,7 @@ def test_all_kernels_of_draws_and_verdicts_hardly_spill(
         require_fast(launch.compiled(capability), SHARED[capability], _FEW_SPILLED)
 
 
-@pytest.mark.campaign
+@MOST
 def test_keys_whose_alignment_is_unknown_are_not_loaded_ahead() -> None:
     """A mutant: strides that are no multiples of 16 bytes."""
     launch = attended(BFLOAT16, (32, 8, 128, 128), FEW, 1)

@@ -100,7 +100,10 @@ def test_fake_tensors_have_the_shapes_of_real_ones(name: str, dtype: torch.dtype
     assert (real.dtype, fake.device.type) == (DTYPES.get(name, dtype), "cuda")
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "an operator writes only what its schema says",
+    "its shapes, dtypes and devices (this file); what it computes (test_interpreted.py)",
+)
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_operator_writes_what_its_schema_says(name: str) -> None:
     given = arguments(torch.float32, "cpu")[name]

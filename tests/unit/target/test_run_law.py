@@ -15,6 +15,11 @@ from tandem.verification import VERIFIERS
 from tests.support.laws.run_law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
 
+WITH_TOKEN = pytest.mark.campaign(
+    "a run of `cascade` or `horizontal` with `token` leaves the law as it is",
+    "the same with `block` (this file); both rules in unit/drafting/composed",
+)
+
 # Their parts are enumerated apart, and each by both rules in unit/drafting/composed.
 COMPOSED = ("cascade", "horizontal")
 
@@ -23,7 +28,7 @@ def cases() -> list[Any]:
     return [
         pytest.param(
             *(name, rule.name, on_device),
-            marks=pytest.mark.campaign if name in COMPOSED and rule.name == "token" else (),
+            marks=WITH_TOKEN if name in COMPOSED and rule.name == "token" else (),
         )
         for name, recipe in METHODS.items()
         for rule in rules_for(recipe.drafter)

@@ -27,6 +27,12 @@ from tests.support.laws.shaping import END, law_of, shaped
 from tests.support.laws.suited import tried_rules
 from tests.support.laws.tables import PROMPT, Text
 
+OTHERS = pytest.mark.campaign(
+    "all controls with every method, and each alone with `token`, leave the shaped law as it is",
+    "a method of each kind and every rule with all controls; each control alone with chains and"
+    " trees under `block` (this file)",
+)
+
 # The penalties and the bias are float32.
 TOLERANCE = 1e-6
 
@@ -102,7 +108,7 @@ def _cases() -> list[Any]:
     together = [
         pytest.param(
             *(name, rule.name, on_device, "all"),
-            marks=() if name in KINDS else pytest.mark.campaign,
+            marks=() if name in KINDS else OTHERS,
         )
         for name in METHODS
         for rule in tried_rules(name)
@@ -110,7 +116,7 @@ def _cases() -> list[Any]:
         if rule.lossless
     ]
     alone = [
-        (name, rule, False, control)
+        pytest.param(name, rule, False, control, marks=OTHERS if rule == "token" else ())
         for name, rule in (("model", "block"), ("model", "token"), ("tree", "block"))
         for control in CONTROLS
         if control != "all"

@@ -22,6 +22,11 @@ from tests.support.laws.trees.laws import round_law
 from tests.support.laws.trees.mutants import MUTANTS, UNSEEN, Mutant
 from tests.support.laws.trees.programs import Models, Program
 
+LARGE = pytest.mark.campaign(
+    "the law of 2x3 and 3x2 merged chains",
+    "2x2, 1x3 and 3x1 (this file)",
+)
+
 TOLERANCE = 1e-12
 LENGTH = 3
 # Half of them have zeros, each with another row behind each of its texts.
@@ -67,7 +72,7 @@ def test_a_tree_leaves_the_law_as_it_is(program: Program) -> None:
 def marked(program: Program) -> ParameterSet:
     """The largest programs take 20 s each, and smaller ones show what they show."""
     is_large = program.name in ("2x3 merged", "3x2 merged")
-    return pytest.param(program, marks=pytest.mark.campaign if is_large else ())
+    return pytest.param(program, marks=LARGE if is_large else ())
 
 
 @pytest.mark.parametrize("program", list(map(marked, IID)), ids=lambda program: program.name)

@@ -24,6 +24,11 @@ from tests.support.models.tiny import (
     speculate,
 )
 
+OTHERS = pytest.mark.campaign(
+    "a seed's text is the same with prepared drafts, with every rule",
+    "each method with one rule (this file); `model` and `tree` enumerated (test_prepared_law.py)",
+)
+
 pytestmark = pytest.mark.real_time  # the engine has its thread
 
 PROMPT = [1, 2, 3]
@@ -34,7 +39,7 @@ GREEDY = Sampling(temperature=0)
 # Each method once, and greedy texts of one; the others are campaigns.
 FIRST = [(name, "block", SAMPLED) for name in AHEAD] + [("model", "block", GREEDY)]
 CASES = [
-    pytest.param(*case, marks=() if case in FIRST else pytest.mark.campaign)
+    pytest.param(*case, marks=() if case in FIRST else OTHERS)
     for name in AHEAD
     for rule in rules_for(METHODS[name].drafter)
     for sampling in (SAMPLED, GREEDY)

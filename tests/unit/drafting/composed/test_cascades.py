@@ -61,12 +61,15 @@ CASES = {
 }
 
 
+CASCADES = pytest.mark.campaign(
+    "the law of a cascade in a cascade, with three models",
+    "one with a lookup inside; each other kind of cascade (this file)",
+)
+
+
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=pytest.mark.campaign if case == "three models" else ())  # a minute
-        for case in CASES
-    ],
+    [pytest.param(case, marks=CASCADES if case == "three models" else ()) for case in CASES],
 )
 def test_they_leave_the_law_as_it_is(case: str) -> None:
     enumeration = made(CASES[case])
@@ -135,8 +138,14 @@ def lenient(self: Any, ask: Review, review: Any) -> ReviewAnswer:
     return answer
 
 
+MUTANTS = pytest.mark.campaign(
+    "a cascade with the inner rule `block` that breaks the contract is seen",
+    "the same with `token`; each cascade enumerated with both (this file)",
+)
+
+
 @pytest.mark.parametrize("mutant", [inner_row_sent, drawn_from_the_reviewer, lenient])
-@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=MUTANTS)])
 def test_a_cascade_that_breaks_the_contract_is_seen(
     mutant: Any, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

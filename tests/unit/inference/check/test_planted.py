@@ -16,6 +16,11 @@ from tests.support.models.architectures import SUPPORTED, build
 from tests.support.models.planted import MISTAKES, OF_WINDOWS, Mistake
 from tests.support.repository import ROOT
 
+OTHER_DTYPES = pytest.mark.campaign(
+    "the start refuses each mistake with trained weights in float32 and float16",
+    "trained weights in bfloat16, where noise is largest; random weights in each dtype (this file)",
+)
+
 
 @pytest.fixture(autouse=True)
 def plain_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +77,7 @@ def cases() -> list[object]:
             dtype,
             mistake,
             id=f"{make.__name__}-{str(dtype)[6:]}-{mistake.__name__}",
-            marks=pytest.mark.campaign if make is embedded and dtype != torch.bfloat16 else (),
+            marks=OTHER_DTYPES if make is embedded and dtype != torch.bfloat16 else (),
         )
         for make in WEIGHTS
         for dtype in DTYPES

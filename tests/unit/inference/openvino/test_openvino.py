@@ -51,6 +51,12 @@ from tests.support.models.tiny import (
 from tests.support.processes.fork_server import Forked
 from tests.support.waiting import HANG_SECONDS
 
+OTHERS = pytest.mark.campaign(
+    "hidden states by OpenVINO, of every architecture, and its logits without them",
+    "hidden states of six architectures, logits of each (this file); hidden states of "
+    "every one by torch",
+)
+
 pytestmark = pytest.mark.real_time  # the engine has its thread
 
 pytest.importorskip("openvino")
@@ -71,7 +77,7 @@ AT_ONCE = 60
             states,
             id=f"{row.model_type}-{'states' if states else 'logits'}",
             # Hidden states of one of each kind, and of the others logits alone.
-            marks=() if states == (row in KINDS) else pytest.mark.campaign,
+            marks=() if states == (row in KINDS) else OTHERS,
         )
         for row in CONVERTED
         for states in (False, True)
@@ -205,7 +211,10 @@ async def test_sampled_texts_are_those_of_torch() -> None:
     assert await sampled("openvino", seeds) == await sampled("torch", seeds)
 
 
-@pytest.mark.campaign
+@pytest.mark.campaign(
+    "texts by OpenVINO follow the target's law",
+    "they are those by torch, whose law is counted; the logits of every architecture (this file)",
+)
 async def test_sampled_texts_follow_the_models_own_law() -> None:
     counts = np.zeros(5**3)
     for text in await sampled("openvino", range(900)):

@@ -47,6 +47,12 @@ from tests.support.models.planted import (
 )
 from tests.support.models.tiny import Text, make_drafter, make_target, running, speculate
 
+OTHERS = pytest.mark.campaign(
+    "greedy texts of every architecture, and mutants of its positions and windows",
+    "six architectures, and mutants of seven; the logits and trees of each (this file, "
+    "unit/inference/kv)",
+)
+
 pytestmark = pytest.mark.real_time  # the engine has its thread
 
 NEW_TOKENS = 16
@@ -125,7 +131,7 @@ def mutants() -> list[Any]:
             row,
             one,
             id=f"{row.model_type}-{one.__name__}",
-            marks=() if row in KINDS or row.model_type in MASKED else pytest.mark.campaign,
+            marks=() if row in KINDS or row.model_type in MASKED else OTHERS,
         )
         for row, one in found
     ]
@@ -172,7 +178,7 @@ def almost(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, id=row.model_type, marks=() if row in KINDS else pytest.mark.campaign)
+        pytest.param(row, id=row.model_type, marks=() if row in KINDS else OTHERS)
         for row in SUPPORTED
     ],
 )

@@ -60,9 +60,14 @@ __all__ = ["clock", "host", "in_one_call", "kernel"]  # fixtures of the fake dev
 MIXTURES = {"plain": [PLAIN] * 3, "mixed": [GREEDY, PLAIN, SHAPED], "greedy": [GREEDY] * 3}
 
 
+OTHERS = pytest.mark.campaign(
+    "a round waits for the device once, with every mixture of samplings, heads, models and rules",
+    "one of each kind (this file); a real GPU runs the same code (system/gpu)",
+)
+
+
 def campaign(*values: Any) -> Any:
-    """A case beside one of its kind. The campaign on a real GPU runs its code too."""
-    return pytest.param(*values, marks=pytest.mark.campaign)
+    return pytest.param(*values, marks=OTHERS)
 
 
 @pytest.mark.parametrize(
@@ -266,10 +271,7 @@ def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [
-        pytest.param(name, marks=() if name == "block" else pytest.mark.campaign)
-        for name in VERIFIERS
-    ],
+    [pytest.param(name, marks=() if name == "block" else OTHERS) for name in VERIFIERS],
 )
 def test_captured_passes_stay_on_the_device(
     host: Host, monkeypatch: pytest.MonkeyPatch, rule: str

@@ -22,7 +22,10 @@ from tandem.tools.planning.sizing import Need, Sizing
 from tandem.tools.traces.prediction.costs import Curve
 from tests.unit.tools.planning.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 
-pytestmark = pytest.mark.campaign
+pytestmark = pytest.mark.campaign(
+    "plans for many objectives",
+    "test_planning.py: simulations by text and by round agree; more texts need more targets",
+)
 
 LONG = replace(NONE_KEPT, texts=[MeasuredText(3000, 0.020, 0.002)])
 # A target that gains nothing by a batch, and drafters that lose by one of more than 16.
