@@ -20,7 +20,7 @@ from tests.support.devices.forest import Heads, empty_pool, fill, forest
 
 pytestmark = pytest.mark.campaign(
     "passes, rounds, kernels and the law on a real GPU",
-    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "unit/inference/passes and batch, unit/kernels: the same code with fake devices, kernels "
     "interpreted",
 )
 

@@ -31,7 +31,7 @@ from tests.unit.inference.passes.test_cuda_graphs import difference, reserved
 
 pytestmark = pytest.mark.campaign(
     "passes, rounds, kernels and the law on a real GPU",
-    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "unit/inference/passes and batch, unit/kernels: the same code with fake devices, kernels "
     "interpreted",
 )
 

@@ -39,7 +39,7 @@ from tests.unit.inference.passes.fake_device import (
 
 pytestmark = pytest.mark.campaign(
     "passes, rounds, kernels and the law on a real GPU",
-    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "unit/inference/passes and batch, unit/kernels: the same code with fake devices, kernels "
     "interpreted",
 )
 

@@ -26,7 +26,7 @@ from tests.support.processes.services import Trio, trio
 
 pytestmark = pytest.mark.campaign(
     "passes, rounds, kernels and the law on a real GPU",
-    "unit/inference/passes, batch and kernels: the same code with fake devices, kernels "
+    "unit/inference/passes and batch, unit/kernels: the same code with fake devices, kernels "
     "interpreted",
 )
 
