@@ -164,6 +164,7 @@ def _write_keys(bits: Any, ids: Any, keys: Any) -> None:
         for i in range(bits.shape[1]):
             number = bits[row, i]
             ordered = number ^ int32(int32(number >> 31) & int32(0x7FFFFFFF))
+            ordered += ordered == -1  # -0 is 0
             keys[row, i] = (-int64(ordered) << 32) | ids[i]
 
 

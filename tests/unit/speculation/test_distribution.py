@@ -96,6 +96,13 @@ def test_a_first_look_finds_what_all_tokens_in_order_do(
     assert ((found > 0) == (process(logits, MIXTURE) > 0)).all()
 
 
+@pytest.mark.parametrize("size", [40, 3000])
+def test_minus_zero_is_zero(size: int) -> None:
+    values = torch.zeros(1, size)
+    values[0, ::2] = -0.0
+    assert likeliest(values, 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+
+
 @pytest.mark.parametrize("count", [1, 5, 30])
 def test_the_likeliest_of_long_rows_are_those_of_all_in_order(count: int) -> None:
     values = torch.randn(6, 3000)
