@@ -194,7 +194,7 @@ def _draw_by_triton(
         mass,
         asked.shape[1],
         taken.shape[1],
-        SIBLINGS=siblings,
+        siblings,
         K=width,
         SHIFT=_shift(logits),
         PART=min(_PART, width),

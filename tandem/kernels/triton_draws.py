@@ -270,7 +270,9 @@ def _choose(whole, size, listed, count, inside):
     return among, many
 
 
-@triton.jit(do_not_specialize=["asked_width"])
+# What is asked varies from round to round: a kernel for each of its widths, or of its alignments,
+# would be compiled while texts wait.
+@triton.jit(do_not_specialize=["asked_width"], do_not_specialize_on_alignment=["asked"])
 def find(
     logits,
     asked,
@@ -384,7 +386,10 @@ def find(
         tl.store(to + k, (tl.full([K], _NO_KEY, tl.int64) << 32) + k, mask=k >= found)
 
 
-@triton.jit(do_not_specialize=["asked_width", "taken_width"])
+@triton.jit(
+    do_not_specialize=["asked_width", "taken_width", "siblings"],
+    do_not_specialize_on_alignment=["asked", "taken", "drawn"],
+)
 def pick(
     likeliest,
     laws,
@@ -394,7 +399,7 @@ def pick(
     mass,
     asked_width,
     taken_width,
-    SIBLINGS: tl.constexpr,
+    siblings,
     K: tl.constexpr,
     SHIFT: tl.constexpr,
     PART: tl.constexpr,
@@ -425,9 +430,9 @@ def pick(
     weight = tl.where(there & ((before < mass) | ((k == 0) & (p > 0))), weight, 0)
 
     own = asked + row * asked_width
-    to = drawn + row.to(tl.int64) * (SIBLINGS + 2 * K)
-    tl.store(to + SIBLINGS + k, token)
-    tl.store(to + SIBLINGS + K + k, weight)
+    to = drawn + row.to(tl.int64) * (siblings + 2 * K)
+    tl.store(to + siblings + k, token)
+    tl.store(to + siblings + K + k, weight)
     distinct = tl.load(own + DISTINCT) > 0
     left = weight
     instead = tl.full([], -1, tl.int64)
@@ -436,7 +441,7 @@ def pick(
         if i == 0:
             instead = gone
         left = tl.where(token == gone, 0, left)
-    for i in range(SIBLINGS):
+    for i in range(siblings):
         sums = tl.cumsum(left, 0)
         most = tl.sum(left, 0)
         low = tl.load(own + DIGITS + 2 * i).to(tl.int64)

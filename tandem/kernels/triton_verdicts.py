@@ -119,7 +119,11 @@ def _judge(
     return ids, there, left, share, chances, after, overlaps, count
 
 
-@triton.jit(do_not_specialize=["asked_width", "width", "most", "siblings", "size"])
+# As in `triton_draws.py`.
+@triton.jit(
+    do_not_specialize=["asked_width", "width", "most", "siblings", "size"],
+    do_not_specialize_on_alignment=["asked", "law_rows", "rows", "numbers", "shares"],
+)
 def judge(
     logits,
     laws,
@@ -233,7 +237,10 @@ def _weights(left_of, logits, law, share, first, lanes, size):
     return tl.where(left >= 0, left, share * p).to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["asked_width", "most", "size"])
+@triton.jit(
+    do_not_specialize=["asked_width", "most", "size"],
+    do_not_specialize_on_alignment=["asked", "law_rows", "numbers", "shares"],
+)
 def follow(
     logits,
     laws,

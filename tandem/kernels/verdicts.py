@@ -28,6 +28,9 @@ HEAD = 3
 # distinct; then for N nodes N + 1 uniforms, as in `Verifier.verify`, and of each node its parent,
 # its index in a walk that visits children before their parents, its row, its token.
 FIRST, NODES, DISTINCT, UNIFORMS = range(4)
+# Entries of rows, and nodes, for which there is a kernel each: few, since all are compiled at the
+# start.
+WIDTHS = 16, 64, 512, draws.WIDEST
 # Ids whose weights are summed together.
 _LANES = 8192
 
@@ -78,6 +81,11 @@ def asked_of(
         count = asked[text, NODES] = len(own[0])
         parts[text, :, : int(count)] = [*own]
     return asked
+
+
+def width_of(entries: int) -> int:
+    """K, for rows of so many entries and drafts of so many nodes."""
+    return next(width for width in WIDTHS if width >= entries)
 
 
 def _nodes_of(asked: Tensor) -> int:

@@ -16,6 +16,7 @@ from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
 from tandem.inference.model import Model
+from tandem.kernels.warm_up import warm_up
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -69,7 +70,8 @@ def load_decoder(
 
 
 def prepare(model: Model, settings: ModelSettings, name: str = "") -> None:
-    """Check that a model has room for a sequence of the greatest length, and measure its passes.
+    """Check that a model has room for a sequence of the greatest length, measure its passes, and
+    compile what draws from them.
 
     Args:
         model: loaded.
@@ -87,6 +89,7 @@ def prepare(model: Model, settings: ModelSettings, name: str = "") -> None:
         )
     _log.info("pass", engine=model.engine, dtype=model.dtype, cache_tokens=positions)
     model.measure(longest)
+    warm_up(model.device, model.vocab_size, model.dtype)
 
 
 def max_length(model: Model, settings: ModelSettings) -> int:

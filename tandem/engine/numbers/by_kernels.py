@@ -110,7 +110,7 @@ def _drafted(asks: Sequence[Decide], device: torch.device) -> tuple[list[Nodes],
     drawn = draws_of(chains)
     siblings = max(each.siblings for each in drawn.values())
     widest = max(each.rows.ids.shape[1] for each in drawn.values())
-    width = draws.width_of(max(widest, most), draws.WIDEST)
+    width = verdicts.width_of(max(widest, most))
     rows = torch.cat([_packed(each, siblings, width) for each in drawn.values()])
     nodes: list[Nodes] = []
     for chain, own in zip(chains, rows_of(chains, drawn), strict=True):
@@ -134,7 +134,7 @@ def _on_host(
     drafts: Sequence[Draft], most: int, device: torch.device
 ) -> tuple[list[Nodes], Tensor]:
     widest = max((size for draft in drafts for size in draft.sizes), default=0)
-    width = draws.width_of(max(widest, most, 1), draws.WIDEST)
+    width = verdicts.width_of(max(widest, most))
     sizes = np.array([size for draft in drafts for size in draft.sizes], np.int64)
     rows = np.zeros((len(sizes), 2, width), np.int64)
     sent = np.arange(width) < sizes[:, None]

@@ -16,6 +16,8 @@ from tandem.engine.numbers.by_kernels import decided_by_kernels
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.engine.numbers.draws import draw
 from tandem.inference.feed import Feed
+from tandem.kernels import draws, operators, verdicts
+from tandem.kernels.warm_up import warm_up
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import NO_DRAFT, Draft
 from tandem.speculation.randomness import Purpose, RandomNumbers, VerdictNumbers, digits
@@ -158,9 +160,8 @@ def test_a_verdict_takes_few_kernels(rule: str) -> None:
     assert kernels.ran.total() - kernels.ran["send"] <= A_VERDICT, kernels.ran
 
 
-@pytest.mark.parametrize("counts", [(1,), (3,)])
-def test_a_draw_takes_few_kernels(counts: tuple[int, ...]) -> None:
-    asks = [
+def draw_asks(counts: tuple[int, ...]) -> list[Draw]:
+    return [
         Draw(
             None,  # type: ignore[arg-type]
             Feed(None, [0], 1),  # type: ignore[arg-type]
@@ -176,9 +177,47 @@ def test_a_draw_takes_few_kernels(counts: tuple[int, ...]) -> None:
         )
         for seed, sampling in enumerate(SAMPLINGS)
     ]
+
+
+@pytest.mark.parametrize("counts", [(1,), (3,)])
+def test_a_draw_takes_few_kernels(counts: tuple[int, ...]) -> None:
+    asks = draw_asks(counts)
     with FakeTensorMode(allow_non_fake_inputs=True):
         logits = torch.randn(len(asks), V, device="cuda")
         with Kernels() as kernels:
             draw(asks, logits, range(len(asks)))
     assert kernels.ran["draw"] == kernels.ran["send"] == 1
     assert kernels.ran.total() - kernels.ran["send"] <= A_DRAW, kernels.ran
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_texts_launch_was_compiled_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    ahead_of_time = pytest.importorskip("tests.unit.kernels.ahead_of_time")
+    for module, name in ((draws, "draw"), (draws, "laws"), (verdicts, "decide")):
+        monkeypatch.setattr(module, f"_{name}", getattr(module, f"_{name}_by_triton"))
+    monkeypatch.setattr(operators, "take", lambda _: True)
+    at_start = ahead_of_time.launches(lambda: warm_up(torch.device("meta"), V, "bfloat16"))
+    compiled = {launch.key() for launch in at_start}
+
+    def texts() -> None:
+        asks = asks_of(DRAFTS, "token", 2)
+        logits = asks[0].scored.logits.to(dtype)
+        for ask in asks:
+            ask.scored.logits = logits
+        decide(asks)
+        decide(asks[:1])
+        for counts in ((1,), (3,)):
+            each = draw_asks(counts)
+            draw(each, logits, range(len(each)))
+            draw(each[:1], logits, [2])
+
+    found = ahead_of_time.launches(texts)
+    assert {launch.kernel.__name__ for launch in found} == {"find", "pick", "judge", "follow"}
+    assert {launch.key() for launch in found} <= compiled
+
+
+def test_on_a_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "_draw", None)
+    warm_up(torch.device("cpu"), V, "float32")
