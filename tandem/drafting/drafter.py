@@ -87,12 +87,12 @@ class DraftedVocabulary(NamedTuple):
 ANY_VOCABULARY = DraftedVocabulary()
 
 
-class Drafter(ABC):
-    """Drafts by one method. Called by the engine thread only.
+@dataclass(frozen=True)
+class Traits:
+    """What a drafter says of itself before it drafts.
 
-    The contract of a draft (common.proto, `Draft`) is what makes a method exact: decide, then
-    draw, then send; never withdraw, sort or choose among drawn tokens. A token that was not drawn
-    may be chosen in any way, if its row is certain: all on that token.
+    A class has those of all drafters that are made of it; what a recipe determines, each has of its
+    own. `shape` and `prepares` are read of the class too, before a model is loaded.
 
     Attributes:
         shape: of its drafts.
@@ -106,22 +106,48 @@ class Drafter(ABC):
             then it drafts what it can without them.
         vocabulary: whose ids it drafts; any, where its models do not say it.
         data: fingerprint of what it drafts from beside its recipe and its models.
-        part: see `number`; 0 for a method that is no part.
+        prepares: whether its drafts can be prepared ahead (`tandem.drafting.ahead`); not where the
+            method needs news of the target, or no time.
         looks: the model whose rows say what may follow a draft, which has the first of a sequence's
-            caches; None where drafts are not prepared ahead (`tandem.drafting.ahead`): the method
-            needs news of the target, or no time.
-        prepares: whether a drafter of its class has such a model.
+            caches. A class has none, nor has a method whose drafts are not prepared.
     """
 
-    shape: ClassVar[DraftShape] = DraftShape.CHAIN
-    prepares: ClassVar[bool] = False
+    shape: DraftShape = DraftShape.CHAIN
     pure: bool = False
     largest_tree: int = 0
     feedback: FeedbackWanted = NO_FEEDBACK
     vocabulary: DraftedVocabulary = ANY_VOCABULARY
     data: str = ""
-    part: int = 0
+    prepares: bool = False
     looks: Scorer | None = None
+
+
+class _Trait:
+    """A trait under its own name, for those who do not read `Drafter.traits` yet."""
+
+    def __set_name__(self, owner: type[Drafter], name: str) -> None:
+        self._name = name
+
+    def __get__(self, drafter: Drafter | None, owner: type[Drafter]) -> Any:
+        return getattr((drafter or owner).traits, self._name)
+
+
+class Drafter(ABC):
+    """Drafts by one method. Called by the engine thread only.
+
+    The contract of a draft (common.proto, `Draft`) is what makes a method exact: decide, then
+    draw, then send; never withdraw, sort or choose among drawn tokens. A token that was not drawn
+    may be chosen in any way, if its row is certain: all on that token.
+
+    Attributes:
+        traits: what it says of itself.
+        part: see `number`; 0 for a method that is no part.
+    """
+
+    traits: Traits = Traits()
+    part: int = 0
+    shape, pure, largest_tree, feedback = _Trait(), _Trait(), _Trait(), _Trait()
+    vocabulary, data, prepares, looks = _Trait(), _Trait(), _Trait(), _Trait()
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""

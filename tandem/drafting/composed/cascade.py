@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
+from tandem.drafting.composed.parts import (
+    assume,
+    begin_part,
+    data_of,
+    draft_chain,
+    settle,
+    vocabulary_of,
+)
 from tandem.drafting.decoders.model import ModelDrafter, ModelRecipe, cache_of
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.lookups.lookup import LookupRecipe
 from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review, Steps, Truncation
@@ -60,7 +67,7 @@ class CascadeDrafter(Drafter):
         recipe: how inner drafts are made, decided and sent.
     """
 
-    pure = True
+    traits = Traits(pure=True)
 
     def __init__(
         self,
@@ -69,9 +76,12 @@ class CascadeDrafter(Drafter):
         recipe: CascadeRecipe,
     ) -> None:
         self._reviewer, self._inner, self._recipe = reviewer, inner, recipe
-        # Its rows are the reviewer's, whatever was guessed before them.
-        self.pure = recipe.cut == "fixed" and not recipe.certain
-        take_vocabulary(self, [inner])
+        self.traits = Traits(
+            # Its rows are the reviewer's, whatever was guessed before them.
+            pure=recipe.cut == "fixed" and not recipe.certain,
+            vocabulary=vocabulary_of([inner]),
+            data=data_of([inner]),
+        )
         self.number(1)
 
     def number(self, part: int) -> int:

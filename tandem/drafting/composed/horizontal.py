@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
+from tandem.drafting.composed.parts import (
+    assume,
+    begin_part,
+    data_of,
+    draft_chain,
+    settle,
+    vocabulary_of,
+)
 from tandem.drafting.decoders.model import ModelRecipe
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.lookups.lookup import LookupRecipe
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -40,7 +47,7 @@ class HorizontalDrafter(Drafter):
         self, parts: Sequence[Drafter], tokens: Sequence[int], caches: Sequence[int]
     ) -> None:
         self._parts, self._tokens, self._caches = tuple(parts), tuple(tokens), tuple(caches)
-        take_vocabulary(self, parts)
+        self.traits = Traits(vocabulary=vocabulary_of(parts), data=data_of(parts))
         self.number(1)
 
     def number(self, part: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
@@ -34,15 +35,12 @@ class ModelDrafter(Drafter):
         stop: when a draft ends early; the method is not pure then.
     """
 
-    pure = True
-    prepares = True
+    traits = Traits(pure=True, prepares=True)
 
     def __init__(self, scorer: Scorer, truncation: Truncation, stop: Stop = FIXED) -> None:
-        self.scorer = self.looks = scorer
-        self.truncation = truncation
-        self._stop = stop
-        if stop.early:
-            self.pure = False
+        self.scorer, self.truncation, self._stop = scorer, truncation, stop
+        pure = self.traits.pure and not stop.early
+        self.traits = replace(self.traits, pure=pure, looks=scorer)
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
