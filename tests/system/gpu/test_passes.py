@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 from transformers import PreTrainedModel
 
 from tandem.inference.decoder import Decoder
-from tandem.inference.loading.weights import device_of
 from tandem.inference.feed import Feed
 from tandem.inference.kernels import triton_attention, triton_layer
+from tandem.inference.loading.weights import device_of
 from tests.support.decoders import decoder_over
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 from tests.support.models.parity import (
