@@ -57,14 +57,15 @@ class DrafterServicer(
     ) -> drafter_pb2.GetModelInfoResponse:
         """See drafter.proto."""
         async with status_boundary(context):
-            loaded, wanted = self.loaded, self.loaded.drafter.feedback
+            loaded, traits = self.loaded, self.loaded.drafter.traits
+            wanted = traits.feedback
             return drafter_pb2.GetModelInfoResponse(
                 info=loaded.described(),
                 stats=loaded.stats(),
                 drafter=loaded.method,
                 draft_support=self.settings.draft_support,
-                shape=messages.shape_to(loaded.drafter.shape),
-                pure=loaded.drafter.pure,
+                shape=messages.shape_to(traits.shape),
+                pure=traits.pure,
                 recipe=loaded.recipe,
                 feedback=spec_to(wanted),
                 made_for=wanted.made_for,

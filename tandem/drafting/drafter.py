@@ -92,7 +92,7 @@ class Traits:
     """What a drafter says of itself before it drafts.
 
     A class has those of all drafters that are made of it; what a recipe determines, each has of its
-    own. `shape` and `prepares` are read of the class too, before a model is loaded.
+    own. `prepares` is read of the class, before a model is loaded.
 
     Attributes:
         shape: of its drafts.
@@ -161,19 +161,8 @@ class Drafter(ABC):
         size: DraftSize,
         feedback: Sequence[Feedback] = (),
     ) -> Steps[Draft]:
-        """Observe what was emitted since the last draft, then draft behind it.
-
-        Args:
-            sequence: that it continues.
-            round_: number of the round.
-            emitted: token ids, at least one.
-            size: of the draft.
-            feedback: that came since the last draft, in the order of its rounds. It has predictions
-                only if one round has passed since then, and that round used the last draft.
-        """
-        sequence.feedback.hear(feedback)
-        self.observe(sequence, emitted)
-        return (yield from self.draft(sequence, round_, size.gamma, size.nodes or size.gamma))
+        """The function of this name, for those who do not call it yet."""
+        return (yield from go_on(self, sequence, round_, emitted, size, feedback))
 
     @abstractmethod
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
@@ -208,6 +197,30 @@ class Drafter(ABC):
         """
         self.part = part
         return part + 1
+
+
+def go_on(
+    drafter: Drafter,
+    sequence: DraftSequence,
+    round_: int,
+    emitted: Sequence[int],
+    size: DraftSize,
+    feedback: Sequence[Feedback] = (),
+) -> Steps[Draft]:
+    """Have a drafter observe what was emitted since the last draft, then draft behind it.
+
+    Args:
+        drafter: of the sequence.
+        sequence: that it continues.
+        round_: number of the round.
+        emitted: token ids, at least one.
+        size: of the draft.
+        feedback: that came since the last draft, in the order of its rounds. It has predictions
+            only if one round has passed since then, and that round used the last draft.
+    """
+    sequence.feedback.hear(feedback)
+    drafter.observe(sequence, emitted)
+    return (yield from drafter.draft(sequence, round_, size.gamma, size.nodes or size.gamma))
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ async def keys_of(
 ) -> tuple[Keys, Text]:
     """Of a whole text by a method's built-in recipe, or by a recipe's file."""
     drafter = make_method(name, DrafterSettings(recipe=recipe) if recipe else None)
-    states_of = "last" if drafter.drafter.feedback.layers else "none"
-    probe_tokens = 8 if drafter.drafter.feedback.probes else 0
+    states_of = "last" if drafter.drafter.traits.feedback.layers else "none"
+    probe_tokens = 8 if drafter.drafter.traits.feedback.probes else 0
     target = make_target(random_llama(1), states_of=states_of, probe_tokens=probe_tokens)
     with recorded(monkeypatch) as keys:
         async with running(target, drafter):
@@ -57,7 +57,7 @@ async def keys_of(
                 PROMPT,
                 40,
                 gamma=3,
-                budget=9 if drafter.drafter.largest_tree else 0,
+                budget=9 if drafter.drafter.traits.largest_tree else 0,
                 rule=rule,
                 sampling=Sampling(seed=11),
             )

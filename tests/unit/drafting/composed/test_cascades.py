@@ -80,10 +80,10 @@ def test_they_leave_the_law_as_it_is(case: str) -> None:
 @pytest.mark.parametrize("inner", [MODEL, LOOKUP, cascade(LOOKUP, cut="round")])
 def test_a_cascade_of_fixed_depth_is_pure_whatever_is_inside(inner: Any) -> None:
     enumeration = made(cascade(inner), length=3)
-    assert enumeration.drafter.pure
+    assert enumeration.drafter.traits.pure
     assert enumeration.broken_promise() == ""
     for keys in ({"cut": "round"}, {"certain": True}):
-        assert not made(cascade(inner, **keys)).drafter.pure
+        assert not made(cascade(inner, **keys)).drafter.traits.pure
 
 
 def test_inner_rounds_end_where_the_whole_is_cut() -> None:

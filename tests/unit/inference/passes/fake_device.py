@@ -259,7 +259,7 @@ def draft_inside(
     if method.feedback.told:
         wanted = replace(method.feedback, prompt_tokens=1, columns=(0,), on_device=True)
     own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
-    nodes = 6 if method.largest_tree else 0
+    nodes = 6 if method.traits.largest_tree else 0
     sequences = [
         TargetSequence(
             [1] * (2 + i),
