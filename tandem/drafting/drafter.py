@@ -41,6 +41,9 @@ class DraftSequence:
         assumed: last ones of `token_ids` that are not emitted yet, where another method drafted
             them and this one goes on behind them.
         within: the sequence of the whole that its method is a part of.
+        part: its method's number in the recipe, which keys random numbers: 1 is the whole, whose
+            parts follow in the order in which they are opened, each before its own parts.
+        parts: numbers that are taken, of the whole.
         numbers: for its draws.
     """
 
@@ -55,6 +58,8 @@ class DraftSequence:
     threshold: Threshold | None = None
     assumed: list[int] = field(default_factory=list)
     within: DraftSequence | None = None
+    part: int = 1
+    parts: int = 1
     numbers: RandomNumbers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,11 +146,9 @@ class Drafter(ABC):
 
     Attributes:
         traits: what it says of itself.
-        part: see `number`; 0 for a method that is no part.
     """
 
     traits: Traits = Traits()
-    part: int = 0
     shape, pure, largest_tree, feedback = _Trait(), _Trait(), _Trait(), _Trait()
     vocabulary, data, prepares, looks = _Trait(), _Trait(), _Trait(), _Trait()
 
@@ -183,20 +186,6 @@ class Drafter(ABC):
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Move a sequence on by emitted tokens, forgetting what was drafted otherwise."""
         sequence.token_ids.extend(emitted)
-
-    def rewind(self, sequence: DraftSequence, length: int) -> None:
-        """Take the last tokens of a sequence back, down to a length; nothing where it is no longer.
-
-        A method that is part of another one is told what that one assumes to be emitted.
-        """
-        del sequence.token_ids[length:]
-
-    def number(self, part: int) -> int:
-        """Take the part's number in a recipe, which keys its random numbers, and number its own
-        parts behind it. Returns the next free number.
-        """
-        self.part = part
-        return part + 1
 
 
 def go_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafting.drafter import ANY_VOCABULARY, DraftedVocabulary, Drafter, DraftSequence
+from tandem.drafting.part import PartDrafter
 from tandem.engine.asks import Steps, ToHost, ToHostTogether
 from tandem.errors import StartupError
 from tandem.speculation.draft import Draft
@@ -25,7 +26,12 @@ def begin_part(
         list(sequence.token_ids), sequence.sampling, sequence.vocab_size, sequence.nodes
     )
     own.caches, own.shaped, own.within = list(caches), sequence.shaped, sequence
-    own.numbers = RandomNumbers(sequence.sampling.seed, Purpose.DRAFT, digits, drafter.part)
+    whole = sequence
+    while whole.within is not None:
+        whole = whole.within
+    whole.parts += 1
+    own.part = whole.parts
+    own.numbers = RandomNumbers(sequence.sampling.seed, Purpose.DRAFT, digits, own.part)
     yield from drafter.open(own)
     return own
 
@@ -94,7 +100,7 @@ def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept:
     own.assumed += token_ids
 
 
-def settle(drafter: Drafter, own: DraftSequence, emitted: Sequence[int]) -> None:
+def settle(drafter: PartDrafter, own: DraftSequence, emitted: Sequence[int]) -> None:
     """Tell a part what was emitted; of what it assumed, what came out stays."""
     agreed = 0
     for guess, token_id in zip(own.assumed, emitted, strict=False):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
+from tandem.drafting.drafter import Checkpoint, DraftSequence, Recipe, Setting, Traits
+from tandem.drafting.part import PartDrafter
 from tandem.drafting.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # the table of methods is read where torch is not installed
     from tandem.inference.kv.pool import SequenceCache
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(PartDrafter):
     """Samples from a model's own processed, truncated distribution.
 
     A sequence's state is the tokens that its cache holds: emitted ones, then drafted ones.
@@ -113,7 +114,7 @@ class ModelDrafter(Drafter):
         sequence.token_ids.extend(emitted)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:
-        """See `Drafter`; what the cache holds of the tokens that stay, stays."""
+        """See `PartDrafter`; what the cache holds of the tokens that stay, stays."""
         if length < len(sequence.token_ids):
             held: list[int] = sequence.state
             kept = min(len(held), length - 1)

@@ -22,6 +22,7 @@ from tandem.drafting.drafter import (
     Setting,
     Traits,
 )
+from tandem.drafting.part import PartDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.retrieval.corpus import BigramStore, CorpusStore, OpenIndex
@@ -33,7 +34,7 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.tree import DraftShape
 
 
-class RetrievalDrafter(Drafter):
+class RetrievalDrafter(PartDrafter):
     """Merges continuations to a tree of certain tokens; needs no model.
 
     Stores fill the tree one after the other, each with its longest match first. It is not pure:

@@ -11,11 +11,10 @@ import pytest
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
-from tandem.drafting.composed.cascade import CascadeDrafter
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Decide, Draw
 from tandem.engine.numbers import decisions, draws
-from tandem.speculation.randomness import Purpose
+from tandem.speculation.randomness import Purpose, VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.keys import Keys, recorded
 from tests.support.laws.suited import tried_rules
@@ -110,7 +109,8 @@ async def test_the_parts_of_a_recipe_share_no_number(
 async def test_one_number_for_inner_and_outer_acceptance_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CascadeDrafter, "number", lambda self, part: part)
+    own = VerdictNumbers.of
+    monkeypatch.setattr(VerdictNumbers, "of", lambda seed, part=0: own(seed))
     keys, _ = await keys_of("cascade", "block", monkeypatch)
     assert {key[0] for key in keys.repeated} == {Purpose.ACCEPT, Purpose.RESIDUAL}
 
