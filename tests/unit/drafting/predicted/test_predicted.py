@@ -144,7 +144,8 @@ class FromAnotherGroup(MasksDrafter):
 
     def __init__(self, count: int, top: int, truncation: Truncation) -> None:
         super().__init__(count, top, truncation)
-        self.feedback = replace(self.feedback, everywhere=True)
+        wanted = replace(self.traits.feedback, everywhere=True)
+        self.traits = replace(self.traits, feedback=wanted)
         self._size = count
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
