@@ -127,16 +127,6 @@ class Traits:
     looks: Scorer | None = None
 
 
-class _Trait:
-    """A trait under its own name, for those who do not read `Drafter.traits` yet."""
-
-    def __set_name__(self, owner: type[Drafter], name: str) -> None:
-        self._name = name
-
-    def __get__(self, drafter: Drafter | None, owner: type[Drafter]) -> Any:
-        return getattr((drafter or owner).traits, self._name)
-
-
 class Drafter(ABC):
     """Drafts by one method. Called by the engine thread only.
 
@@ -149,23 +139,10 @@ class Drafter(ABC):
     """
 
     traits: Traits = Traits()
-    shape, pure, largest_tree, feedback = _Trait(), _Trait(), _Trait(), _Trait()
-    vocabulary, data, prepares, looks = _Trait(), _Trait(), _Trait(), _Trait()
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         yield from ()
-
-    def go_on(
-        self,
-        sequence: DraftSequence,
-        round_: int,
-        emitted: Sequence[int],
-        size: DraftSize,
-        feedback: Sequence[Feedback] = (),
-    ) -> Steps[Draft]:
-        """The function of this name, for those who do not call it yet."""
-        return (yield from go_on(self, sequence, round_, emitted, size, feedback))
 
     @abstractmethod
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
