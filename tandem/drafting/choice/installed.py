@@ -99,7 +99,7 @@ def _fault_of_drafter(drafter: object) -> str:
     ]
     if plain:
         return f"{who} whose {', '.join(plain)} must be a generator: begin with `yield from ()`"
-    named = {name for own in drafter.__mro__ if own is not Drafter for name in vars(own)}
+    named = _names_in(drafter)
     if "go_on" in named:
         return f"{who} whose go_on is never called: write observe and draft"
     if untold := _untold(named):
@@ -110,6 +110,11 @@ def _fault_of_drafter(drafter: object) -> str:
     if not isinstance(traits.shape, DraftShape) or not isinstance(traits.prepares, bool):
         return f"{who} whose shape is no DraftShape or prepares no bool"
     return ""
+
+
+def _names_in(drafter: type[Drafter]) -> set[str]:
+    """Attributes of a drafter's class, but for those of `Drafter`."""
+    return {name for own in drafter.__mro__ if own is not Drafter for name in vars(own)}
 
 
 def _untold(named: Iterable[str]) -> str:
@@ -160,7 +165,7 @@ def contradiction_of(recipe: Recipe, drafter: object) -> str:
     if not isinstance(drafter, recipe.drafter):
         made = type(drafter).__name__
         return f"is of the class {made}, and not of the announced {recipe.drafter.__name__}"
-    if untold := _untold(vars(drafter)):
+    if untold := _untold({*_names_in(type(drafter)), *vars(drafter)}):
         return untold
     traits = drafter.traits
     if not isinstance(traits, Traits):

@@ -173,6 +173,11 @@ def test_what_is_missing_is_said(folder: Path, old: str, new: str, sentence: str
             "def __init__(self):\n        self.largest_tree = 4\n\n    def draft(",
             "lacks largest_tree among its traits: write traits = Traits(largest_tree=...)",
         ),
+        (
+            "return OwnDrafter()",
+            "return type('Derived', (OwnDrafter,), {'pure': True})()",
+            "lacks pure among its traits: write traits = Traits(pure=...)",
+        ),
     ],
 )
 def test_a_contradiction_is_said(folder: Path, old: str, new: str, sentence: str) -> None:
