@@ -53,8 +53,9 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
     """
     recipe = recipe_of(settings)
     loaded = _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
-    if loaded.drafter.feedback.layers:
-        loaded.info.hidden_size = loaded.drafter.feedback.hidden_size
+    wanted = loaded.drafter.traits.feedback
+    if wanted.layers:
+        loaded.info.hidden_size = wanted.hidden_size
     return loaded
 
 
@@ -64,7 +65,7 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
     from tandem.serving.model import engine_over, info_of
 
-    prepares = settings.ahead if recipe.drafter.prepares else 0
+    prepares = settings.ahead if recipe.drafter.traits.prepares else 0
     room = room_for(prepares, recipe.largest_tree or settings.max_gamma)
     models = load_models(recipe, settings, settings.model, settings.target, ahead=room)
     truncation = settings.truncation
@@ -109,10 +110,10 @@ def _ahead_of(
     """
     if not settings.ahead:
         return 0
-    if drafter.looks is None:
+    if drafter.traits.looks is None:
         _log.warning(_NO_EFFECT)
         return 0
-    needed = info.max_length + drafter.largest_tree + room
+    needed = info.max_length + drafter.traits.largest_tree + room
     if info.cache_tokens < needed:
         raise StartupError(
             f"AHEAD={settings.ahead}: a sequence of {info.max_length} tokens takes {needed}"
@@ -129,6 +130,7 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     )
     described = recipe.model_dump_json()
     drafter = drafter_of(recipe, (), settings.truncation)
+    traits = drafter.traits
     info = common_pb2.ModelInfo(
         model=recipe.method,
         protocol_version=PROTOCOL_VERSION,
@@ -137,11 +139,11 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         max_sequences=settings.max_sequences,
         device="cpu",
         max_message_bytes=settings.max_message_mib * MIB,
-        fingerprint=fingerprint_of(described, drafter.data),
+        fingerprint=fingerprint_of(described, traits.data),
         zone=settings.zone,
-        max_nodes=drafter.largest_tree,
-        vocab_size=drafter.vocabulary.size,
-        tokenizer_fingerprint=drafter.vocabulary.tokenizer,
+        max_nodes=traits.largest_tree,
+        vocab_size=traits.vocabulary.size,
+        tokenizer_fingerprint=traits.vocabulary.tokenizer,
     )
     if settings.ahead:
         _log.warning(_NO_EFFECT)

@@ -14,7 +14,7 @@ from drafter_svc.preparing import NOTHING_AHEAD, AheadLimits, Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.ahead.prepare import Ahead, AheadDraft, room_for
-from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.drafter import Drafter, DraftSequence, go_on
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
@@ -52,7 +52,7 @@ class DraftedSequence(
         limits: AheadLimits = NOTHING_AHEAD,
     ) -> None:
         super().__init__(engine, info)
-        self._drafter = drafter
+        self._drafter, self._traits = drafter, drafter.traits
         self._grammars = grammars
         self._limits = limits
         self._ahead: Ahead | None = None
@@ -79,7 +79,7 @@ class DraftedSequence(
             )
         sampling = messages.sampling_from(request.sampling)
         sequence = self._sequence = DraftSequence(
-            token_ids, sampling, request.target_vocab_size, self._drafter.largest_tree
+            token_ids, sampling, request.target_vocab_size, self._traits.largest_tree
         )
         shaping = sampling.shaping
         if shaping and self._draws:
@@ -89,7 +89,7 @@ class DraftedSequence(
                 request, shaping, request.target_vocab_size, self._grammars
             )
         if self._limits.nodes and sequence.shaped is None:
-            largest = self._drafter.largest_tree or self._max_gamma
+            largest = self._traits.largest_tree or self._max_gamma
             sequence.nodes += room_for(self._limits.nodes, largest)
             self._ahead = Ahead(self._drafter, sequence, length)
         if self._limits.nodes:
@@ -187,7 +187,7 @@ class DraftedSequence(
         self, request: drafter_pb2.DraftStep, sequence: DraftSequence, length: int
     ) -> list[Feedback]:
         """What a request tells of the target's passes; the text is so long behind its tokens."""
-        wanted, last, vocab_size = self._drafter.feedback, self._last_draft, sequence.vocab_size
+        wanted, last, vocab_size = self._traits.feedback, self._last_draft, sequence.vocab_size
         if not request.feedback:
             return []
         listener = Listener(wanted, request.round, last, length, vocab_size)
@@ -201,9 +201,9 @@ class DraftedSequence(
             )
         if not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
-        if request.max_nodes > max(self._drafter.largest_tree, request.gamma):
+        if request.max_nodes > max(self._traits.largest_tree, request.gamma):
             raise InvalidRequest(
-                f"draft.max_nodes must be 0..{self._drafter.largest_tree}, got {request.max_nodes}"
+                f"draft.max_nodes must be 0..{self._traits.largest_tree}, got {request.max_nodes}"
             )
         held, count = self._progress.length, len(request.new_token_ids)
         if held + count > self._end:
@@ -234,5 +234,5 @@ def _made(
             sequence.shaped.extend(emitted)
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
-    draft = yield from drafter.go_on(sequence, round_, emitted, size, feedback)
+    draft = yield from go_on(drafter, sequence, round_, emitted, size, feedback)
     return AheadDraft(draft)

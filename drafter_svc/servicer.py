@@ -10,7 +10,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import messages
 from tandem.rpc.channel import age_of
-from tandem.rpc.feedback import spec_to
+from tandem.rpc.feedback import wish_to
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
@@ -57,21 +57,19 @@ class DrafterServicer(
     ) -> drafter_pb2.GetModelInfoResponse:
         """See drafter.proto."""
         async with status_boundary(context):
-            loaded, wanted = self.loaded, self.loaded.drafter.feedback
-            return drafter_pb2.GetModelInfoResponse(
+            loaded, traits = self.loaded, self.loaded.drafter.traits
+            reply = drafter_pb2.GetModelInfoResponse(
                 info=loaded.described(),
                 stats=loaded.stats(),
                 drafter=loaded.method,
                 draft_support=self.settings.draft_support,
-                shape=messages.shape_to(loaded.drafter.shape),
-                pure=loaded.drafter.pure,
+                shape=messages.shape_to(traits.shape),
+                pure=traits.pure,
                 recipe=loaded.recipe,
-                feedback=spec_to(wanted),
-                made_for=wanted.made_for,
                 ahead=loaded.ahead.nodes,
-                probes=wanted.probes,
-                probe_tokens=wanted.probe_tokens,
             )
+            wish_to(traits.feedback, reply)
+            return reply
 
 
 def service_of(servicer: DrafterServicer) -> Service:

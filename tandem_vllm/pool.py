@@ -18,10 +18,10 @@ from tandem.peers.replicas.compatibility import (
     longest_text,
     require_fit,
     require_trees,
-    wanted_by,
 )
 from tandem.peers.replicas.membership import Replicas
 from tandem.peers.replicas.replica import Replica, least_loaded
+from tandem.rpc.feedback import wish_from
 from tandem.rpc.status import notes_of
 from tandem_vllm.settings import PluginSettings
 
@@ -109,7 +109,7 @@ class DrafterPool:
     def _require(self, reply: drafter_pb2.GetModelInfoResponse) -> None:
         require_fit(self._target, reply.info, "a drafter")
         require_trees(self._target, reply)
-        wanted = wanted_by(reply)
+        wanted = wish_from(reply)
         if wanted is None or wanted.asks or wanted.probes:
             raise Unavailable(
                 f"a drafter ({reply.info.model}, {reply.drafter}) reads what its target computes"

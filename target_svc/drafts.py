@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.drafter import Drafter, DraftSequence, go_on
 from tandem.engine.answers import Decision, DeviceVerdict
 from tandem.engine.asks import Lap, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
@@ -67,7 +67,7 @@ class OwnDrafts:
             drafting.caches, drafting.shaped = sequence.caches[1:], sequence.shaped
             own.sequence = drafting
             yield from self.drafter.open(drafting)
-        method = self.drafter.go_on(drafting, round_, news, size, feedback)
+        method = go_on(self.drafter, drafting, round_, news, size, feedback)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
         decision = yield from verify(scorer, sequence, round_, drafted, own.wanted)

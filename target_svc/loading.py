@@ -175,13 +175,13 @@ def own_drafts(
     drafter = drafter_of(recipe, models, keys.truncation)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)
-    wanted = drafter.feedback
+    traits, wanted = drafter.traits, drafter.traits.feedback
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
         recipe=recipe.model_dump_json(),
         fingerprint=fingerprint_of(*law_of(recipe, keys.truncation, models, drafter)),
-        shape=messages.shape_to(drafter.shape),
-        pure=drafter.pure,
+        shape=messages.shape_to(traits.shape),
+        pure=traits.pure,
         max_gamma=settings.max_gamma,
         max_nodes=min(recipe.largest_tree, info.max_nodes - wanted.probes),
         pass_times=[each for model in models[:1] for each in passes_of(model)],
@@ -208,6 +208,7 @@ def _require_feedback(drafter: Drafter, info: common_pb2.ModelInfo, target: Desc
         max_nodes=info.max_nodes,
         last=target.layers + 1,
     )
-    if fault := misfit(drafter.feedback, given):
-        who = "the head" if drafter.feedback.layers else "the drafter"
+    wanted = drafter.traits.feedback
+    if fault := misfit(wanted, given):
+        who = "the head" if wanted.layers else "the drafter"
         raise StartupError(f"TANDEM_TARGET_DRAFTS: {who} {fault}")

@@ -319,10 +319,10 @@ class VerifiedSequence(
             return DraftSize(0)
         if self._drafts is None:
             raise InvalidRequest("run.gamma must be 0: this target drafts nothing")
-        drafter, info = self._drafts.drafter, self._drafts.info
+        traits, info = self._drafts.drafter.traits, self._drafts.info
         if gamma > info.max_gamma:
             raise InvalidRequest(f"run.gamma must be 0..{info.max_gamma}, got {gamma}")
-        if not rule.suits(drafter.shape, pure=drafter.pure):
+        if not rule.suits(traits.shape, pure=traits.pure):
             raise InvalidRequest(
                 f"run.gamma must be 0: {rule.name} does not take the drafts of {info.drafter}"
             )

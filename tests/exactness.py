@@ -61,7 +61,7 @@ RULES = {
     name: [rule.name for rule in rules_for(recipe.drafter)] for name, recipe in METHODS.items()
 }
 BRANCHING = [
-    name for name, recipe in METHODS.items() if recipe.drafter.shape is not DraftShape.CHAIN
+    name for name, recipe in METHODS.items() if recipe.drafter.traits.shape is not DraftShape.CHAIN
 ]
 # Tokens that `masks` looks ahead.
 _MASKS = 2

@@ -41,6 +41,9 @@ class DraftSequence:
         assumed: last ones of `token_ids` that are not emitted yet, where another method drafted
             them and this one goes on behind them.
         within: the sequence of the whole that its method is a part of.
+        part: its method's number in the recipe, which keys random numbers: 1 is the whole, whose
+            parts follow in the order in which they are opened, each before its own parts.
+        parts: numbers that are taken, of the whole.
         numbers: for its draws.
     """
 
@@ -55,6 +58,8 @@ class DraftSequence:
     threshold: Threshold | None = None
     assumed: list[int] = field(default_factory=list)
     within: DraftSequence | None = None
+    part: int = 1
+    parts: int = 1
     numbers: RandomNumbers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,12 +92,12 @@ class DraftedVocabulary(NamedTuple):
 ANY_VOCABULARY = DraftedVocabulary()
 
 
-class Drafter(ABC):
-    """Drafts by one method. Called by the engine thread only.
+@dataclass(frozen=True)
+class Traits:
+    """What a drafter says of itself before it drafts.
 
-    The contract of a draft (common.proto, `Draft`) is what makes a method exact: decide, then
-    draw, then send; never withdraw, sort or choose among drawn tokens. A token that was not drawn
-    may be chosen in any way, if its row is certain: all on that token.
+    A class has those of all drafters that are made of it; what a recipe determines, each has of its
+    own. `prepares` is read of the class, before a model is loaded.
 
     Attributes:
         shape: of its drafts.
@@ -106,48 +111,38 @@ class Drafter(ABC):
             then it drafts what it can without them.
         vocabulary: whose ids it drafts; any, where its models do not say it.
         data: fingerprint of what it drafts from beside its recipe and its models.
-        part: see `number`; 0 for a method that is no part.
+        prepares: whether its drafts can be prepared ahead (`tandem.drafting.ahead`); not where the
+            method needs news of the target, or no time.
         looks: the model whose rows say what may follow a draft, which has the first of a sequence's
-            caches; None where drafts are not prepared ahead (`tandem.drafting.ahead`): the method
-            needs news of the target, or no time.
-        prepares: whether a drafter of its class has such a model.
+            caches. A class has none, nor has a method whose drafts are not prepared.
     """
 
-    shape: ClassVar[DraftShape] = DraftShape.CHAIN
-    prepares: ClassVar[bool] = False
+    shape: DraftShape = DraftShape.CHAIN
     pure: bool = False
     largest_tree: int = 0
     feedback: FeedbackWanted = NO_FEEDBACK
     vocabulary: DraftedVocabulary = ANY_VOCABULARY
     data: str = ""
-    part: int = 0
+    prepares: bool = False
     looks: Scorer | None = None
+
+
+class Drafter(ABC):
+    """Drafts by one method. Called by the engine thread only.
+
+    The contract of a draft (common.proto, `Draft`) is what makes a method exact: decide, then
+    draw, then send; never withdraw, sort or choose among drawn tokens. A token that was not drawn
+    may be chosen in any way, if its row is certain: all on that token.
+
+    Attributes:
+        traits: what it says of itself.
+    """
+
+    traits: Traits = Traits()
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         yield from ()
-
-    def go_on(
-        self,
-        sequence: DraftSequence,
-        round_: int,
-        emitted: Sequence[int],
-        size: DraftSize,
-        feedback: Sequence[Feedback] = (),
-    ) -> Steps[Draft]:
-        """Observe what was emitted since the last draft, then draft behind it.
-
-        Args:
-            sequence: that it continues.
-            round_: number of the round.
-            emitted: token ids, at least one.
-            size: of the draft.
-            feedback: that came since the last draft, in the order of its rounds. It has predictions
-                only if one round has passed since then, and that round used the last draft.
-        """
-        sequence.feedback.hear(feedback)
-        self.observe(sequence, emitted)
-        return (yield from self.draft(sequence, round_, size.gamma, size.nodes or size.gamma))
 
     @abstractmethod
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
@@ -169,19 +164,29 @@ class Drafter(ABC):
         """Move a sequence on by emitted tokens, forgetting what was drafted otherwise."""
         sequence.token_ids.extend(emitted)
 
-    def rewind(self, sequence: DraftSequence, length: int) -> None:
-        """Take the last tokens of a sequence back, down to a length; nothing where it is no longer.
 
-        A method that is part of another one is told what that one assumes to be emitted.
-        """
-        del sequence.token_ids[length:]
+def go_on(
+    drafter: Drafter,
+    sequence: DraftSequence,
+    round_: int,
+    emitted: Sequence[int],
+    size: DraftSize,
+    feedback: Sequence[Feedback] = (),
+) -> Steps[Draft]:
+    """Have a drafter observe what was emitted since the last draft, then draft behind it.
 
-    def number(self, part: int) -> int:
-        """Take the part's number in a recipe, which keys its random numbers, and number its own
-        parts behind it. Returns the next free number.
-        """
-        self.part = part
-        return part + 1
+    Args:
+        drafter: of the sequence.
+        sequence: that it continues.
+        round_: number of the round.
+        emitted: token ids, at least one.
+        size: of the draft.
+        feedback: that came since the last draft, in the order of its rounds. It has predictions
+            only if one round has passed since then, and that round used the last draft.
+    """
+    sequence.feedback.hear(feedback)
+    drafter.observe(sequence, emitted)
+    return (yield from drafter.draft(sequence, round_, size.gamma, size.nodes or size.gamma))
 
 
 @dataclass(frozen=True)

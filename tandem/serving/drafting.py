@@ -89,7 +89,7 @@ def law_of(
     """What drafts hang on: the recipe, its truncation, its models, and other data."""
     fingerprints = [model.about.fingerprint for model in models]
     described = recipe.model_dump_json()
-    return described, truncation.mass, truncation.support, *fingerprints, drafter.data
+    return described, truncation.mass, truncation.support, *fingerprints, drafter.traits.data
 
 
 def require_its_vocabulary(drafter: Drafter, model: Description) -> None:
@@ -98,7 +98,7 @@ def require_its_vocabulary(drafter: Drafter, model: Description) -> None:
     Raises:
         StartupError: it has.
     """
-    if drafter.vocabulary.tokenizer not in ("", model.tokenizer_fingerprint):
+    if drafter.traits.vocabulary.tokenizer not in ("", model.tokenizer_fingerprint):
         raise StartupError(
             f"the index was built for another tokenizer than that of {model.name}: build one with"
             " `tandem index build --tokenizer` and the model's directory"

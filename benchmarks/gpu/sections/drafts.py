@@ -14,7 +14,7 @@ from benchmarks.gpu.sections.numbers import SAMPLINGS, TRUNCATION
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
 from tandem.drafting.decoders.model import ModelDrafter
-from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.engine.asks import Take
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
@@ -57,7 +57,7 @@ def _of(run: Run, texts: int) -> None:
 
         def draft() -> None:
             round_, size = next(rounds), DraftSize(_GAMMA)
-            steps = [method.go_on(one, round_, [1 + round_], size) for one in sequences]
+            steps = [go_on(method, one, round_, [1 + round_], size) for one in sequences]
             jobs = [Job(*each) for each in zip(sequences, steps, strict=True)]
             _together(stepper, jobs)
 

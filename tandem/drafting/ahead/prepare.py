@@ -11,7 +11,7 @@ from tandem.drafting.ahead.forks import Copies, ForkedCache, PlacedFeed, adopted
 from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.shape import ACCEPTANCE
-from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.drafter import Drafter, DraftSequence, go_on
 from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import (
     Ask,
@@ -91,7 +91,7 @@ class Preparation:
     """What is prepared behind one draft of a sequence. Engine thread only.
 
     What is prepared stands in branch rows of the sequence's caches, behind all that it holds, and
-    is forgotten unless its outcome comes. A prepared draft is what `Drafter.go_on` would draft,
+    is forgotten unless its outcome comes. A prepared draft is what `drafter.go_on` would draft,
     with the numbers of its round.
 
     Args:
@@ -128,7 +128,7 @@ class Preparation:
 
     def steps(self) -> Steps[None]:
         """Prepare. It may be closed at any time: what there is by then can be used."""
-        looks = self.drafter.looks
+        looks = self.drafter.traits.looks
         assert looks is not None
         forks = self._fork(looks)
         following = yield from self._look(looks, forks[0])
@@ -173,7 +173,7 @@ class Preparation:
         self, copied: Copies, forks: Sequence[ForkedCache], outcome: RoundOutcome
     ) -> _Candidate:
         own: DraftSequence = copied.copy([fork.twin() for fork in forks])
-        steps = self.drafter.go_on(own, self.round_ + 1, outcome.token_ids, self.size)
+        steps = go_on(self.drafter, own, self.round_ + 1, outcome.token_ids, self.size)
         return _Candidate(outcome, own, steps)
 
     def resolve(
@@ -295,7 +295,7 @@ class Ahead:
             size: of each prepared draft.
             nodes: drafted tokens of all of them.
         """
-        each = min(size.nodes or size.gamma, self._drafter.largest_tree or size.gamma)
+        each = min(size.nodes or size.gamma, self._drafter.traits.largest_tree or size.gamma)
         if nodes < each:
             return
         self._prepared = Preparation(
@@ -323,7 +323,7 @@ class Ahead:
         size: DraftSize,
         feedback: Sequence[Feedback],
     ) -> Steps[AheadDraft]:
-        """As `Drafter.go_on`, by what is prepared where its outcome came."""
+        """As `drafter.go_on`, by what is prepared where its outcome came."""
         prepared, self._prepared = self._prepared, None
         drafts = 0
         if prepared is not None:
@@ -332,5 +332,5 @@ class Ahead:
             made = yield from prepared.resolve(round_, emitted, size)
             if made is not None:
                 return made
-        draft = yield from self._drafter.go_on(self._sequence, round_, emitted, size, feedback)
+        draft = yield from go_on(self._drafter, self._sequence, round_, emitted, size, feedback)
         return AheadDraft(draft, PreparedOutcome.MISS if drafts else None, drafts=drafts)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import get_args
 
-from tandem.drafting.drafter import DraftedVocabulary, Drafter, Recipe, settings_of
+from tandem.drafting.drafter import DraftedVocabulary, Drafter, Recipe, Traits, settings_of
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Truncation
 from tandem.engine.scorer import Scorer
@@ -18,7 +19,8 @@ from tandem.speculation.tree import MOST_NODES, DraftShape
 GROUP = "tandem.drafting_methods"
 
 # Of a drafter: what the engine runs, step by step.
-_GENERATORS = ("open", "go_on", "draft")
+_GENERATORS = ("open", "draft")
+_NO_TRAITS = "lacks traits: a value of tandem.drafting.drafter.Traits"
 _SETTINGS = {
     setting.name for recipe in METHODS.values() for setting, _ in settings_of(recipe).values()
 }
@@ -89,21 +91,42 @@ def _fault_of_drafter(drafter: object) -> str:
     """What the class of a recipe's drafter lacks; empty if nothing."""
     if not (isinstance(drafter, type) and issubclass(drafter, Drafter)):
         return "lacks drafter: a class derived from tandem.drafting.drafter.Drafter"
+    who = f"has a drafter, {drafter.__name__},"
     if missing := sorted(drafter.__abstractmethods__):
-        return f"has a drafter, {drafter.__name__}, that lacks {', '.join(missing)}"
+        return f"{who} that lacks {', '.join(missing)}"
     plain = [
         name for name in _GENERATORS if not inspect.isgeneratorfunction(getattr(drafter, name))
     ]
     if plain:
-        return (
-            f"has a drafter, {drafter.__name__}, whose {', '.join(plain)} must be a generator:"
-            " begin with `yield from ()`"
-        )
-    if not isinstance(drafter.shape, DraftShape) or not isinstance(drafter.prepares, bool):
-        return (
-            f"has a drafter, {drafter.__name__}, whose shape is no DraftShape or prepares no bool"
-        )
+        return f"{who} whose {', '.join(plain)} must be a generator: begin with `yield from ()`"
+    named = _names_in(drafter)
+    if "go_on" in named:
+        return f"{who} whose go_on is never called: write observe and draft"
+    if untold := _untold(named):
+        return f"{who} that {untold}"
+    traits = drafter.traits
+    if not isinstance(traits, Traits):
+        return f"{who} that {_NO_TRAITS}"
+    if not isinstance(traits.shape, DraftShape) or not isinstance(traits.prepares, bool):
+        return f"{who} whose shape is no DraftShape or prepares no bool"
     return ""
+
+
+def _names_in(drafter: type[Drafter]) -> set[str]:
+    """Attributes of a drafter's class, but for those of `Drafter`."""
+    return {name for own in drafter.__mro__ if own is not Drafter for name in vars(own)}
+
+
+def _untold(named: Iterable[str]) -> str:
+    """Which traits stand beside a drafter's `traits`, under names of their own, as it was before
+    they were one value; as the end of a sentence, empty if none."""
+    beside = [each.name for each in fields(Traits) if each.name in named]
+    if not beside:
+        return ""
+    return (
+        f"lacks {', '.join(beside)} among its traits: write traits = Traits("
+        f"{', '.join(f'{name}=...' for name in beside)})"
+    )
 
 
 def drafter_of(recipe: Recipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
@@ -142,6 +165,11 @@ def contradiction_of(recipe: Recipe, drafter: object) -> str:
     if not isinstance(drafter, recipe.drafter):
         made = type(drafter).__name__
         return f"is of the class {made}, and not of the announced {recipe.drafter.__name__}"
+    if untold := _untold({*_names_in(type(drafter)), *vars(drafter)}):
+        return untold
+    traits = drafter.traits
+    if not isinstance(traits, Traits):
+        return _NO_TRAITS
     kinds: dict[str, type] = {
         "shape": DraftShape,
         "pure": bool,
@@ -151,19 +179,19 @@ def contradiction_of(recipe: Recipe, drafter: object) -> str:
         "data": str,
     }
     for name, kind in kinds.items():
-        if not isinstance(getattr(drafter, name), kind):
-            return f"must have a {name} of the type {kind.__name__}"
-    trees = drafter.shape is not DraftShape.CHAIN
-    if drafter.largest_tree != recipe.largest_tree:
+        if not isinstance(getattr(traits, name), kind):
+            return f"must have a {name} of the type {kind.__name__} among its traits"
+    trees = traits.shape is not DraftShape.CHAIN
+    if traits.largest_tree != recipe.largest_tree:
         return (
-            f"has largest_tree {drafter.largest_tree}, and its recipe {recipe.largest_tree}: they"
+            f"has largest_tree {traits.largest_tree}, and its recipe {recipe.largest_tree}: they"
             " must be equal"
         )
-    if not (0 < drafter.largest_tree <= MOST_NODES if trees else drafter.largest_tree == 0):
+    if not (0 < traits.largest_tree <= MOST_NODES if trees else traits.largest_tree == 0):
         bound = f"1..{MOST_NODES}" if trees else "0"
-        return f"has shape {drafter.shape.name}, so largest_tree must be {bound}"
-    if drafter.looks is not None and not drafter.prepares:
-        return "sets looks, so its class must set prepares = True"
-    if drafter.looks is not None and drafter.feedback.told:
+        return f"has shape {traits.shape.name}, so largest_tree must be {bound}"
+    if traits.looks is not None and not recipe.drafter.traits.prepares:
+        return "sets looks, so the traits of its class must have prepares = True"
+    if traits.looks is not None and traits.feedback.told:
         return "sets looks and wants feedback: drafts that need feedback are not prepared ahead"
     return ""

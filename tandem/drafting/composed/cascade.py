@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
+from tandem.drafting.composed.parts import (
+    assume,
+    begin_part,
+    data_of,
+    draft_chain,
+    settle,
+    vocabulary_of,
+)
 from tandem.drafting.decoders.model import ModelDrafter, ModelRecipe, cache_of
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.lookups.lookup import LookupRecipe
+from tandem.drafting.part import PartDrafter
 from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review, Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -51,7 +59,7 @@ class _Cascaded:
     numbers: VerdictNumbers
 
 
-class CascadeDrafter(Drafter):
+class CascadeDrafter(PartDrafter):
     """Asks an inner method for drafts and reviews them, until the draft is as deep as asked for.
 
     Args:
@@ -60,30 +68,28 @@ class CascadeDrafter(Drafter):
         recipe: how inner drafts are made, decided and sent.
     """
 
-    pure = True
+    traits = Traits(pure=True)
 
     def __init__(
         self,
         reviewer: ModelDrafter,
-        inner: Drafter,
+        inner: PartDrafter,
         recipe: CascadeRecipe,
     ) -> None:
         self._reviewer, self._inner, self._recipe = reviewer, inner, recipe
-        # Its rows are the reviewer's, whatever was guessed before them.
-        self.pure = recipe.cut == "fixed" and not recipe.certain
-        take_vocabulary(self, [inner])
-        self.number(1)
-
-    def number(self, part: int) -> int:
-        """See `Drafter`: this one, the reviewer, the inner method."""
-        return self._inner.number(self._reviewer.number(super().number(part)))
+        self.traits = Traits(
+            # Its rows are the reviewer's, whatever was guessed before them.
+            pure=recipe.cut == "fixed" and not recipe.certain,
+            vocabulary=vocabulary_of([inner]),
+            data=data_of([inner]),
+        )
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in, by the reviewer and the inner method."""
         first, *others = sequence.caches
         reviewer = yield from begin_part(self._reviewer, sequence, [first])
         inner = yield from begin_part(self._inner, sequence, others)
-        numbers = VerdictNumbers.of(sequence.sampling.seed, self.part)
+        numbers = VerdictNumbers.of(sequence.sampling.seed, sequence.part)
         sequence.state = _Cascaded(reviewer, inner, numbers)
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
@@ -159,7 +165,7 @@ class CascadeDrafter(Drafter):
         sequence.token_ids.extend(emitted)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:
-        """See `Drafter`."""
+        """See `PartDrafter`."""
         if length < len(sequence.token_ids):
             own: _Cascaded = sequence.state
             self._reviewer.rewind(own.reviewer, length)
@@ -234,7 +240,7 @@ class CascadeRecipe(Recipe):
         """See `Recipe`."""
         return CascadeDrafter(
             self.reviewer.make(scorers[:1], truncation),
-            self.inner.make(scorers[1:], truncation),
+            cast("PartDrafter", self.inner.make(scorers[1:], truncation)),
             self,
         )
 

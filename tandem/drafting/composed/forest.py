@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -12,7 +13,7 @@ from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import ModelRecipe, StopKey, ThresholdKey
 from tandem.drafting.decoders.shape import ACCEPTANCE
 from tandem.drafting.decoders.tree import Acceptance, TreeDrafter, TreeRecipe
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.stop import THRESHOLD
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import Steps, ToHost, Truncation
@@ -34,13 +35,12 @@ class ForestDrafter(Drafter):
         largest_tree: most tokens of a draft, which the parts share.
     """
 
-    shape = DraftShape.TREE
-    prepares = True
+    traits = Traits(shape=DraftShape.TREE, prepares=True)
 
     def __init__(self, parts: Sequence[TreeDrafter], largest_tree: int) -> None:
         self._parts = tuple(parts)
-        self.looks = parts[0].looks
-        self.largest_tree = largest_tree
+        looks = parts[0].traits.looks
+        self.traits = replace(self.traits, largest_tree=largest_tree, looks=looks)
         self._shares: dict[tuple[int, int], list[int]] = {}
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -58,7 +58,7 @@ class ForestDrafter(Drafter):
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Part by part; the tokens stay on the device until the end."""
-        nodes = min(budget, self.largest_tree)
+        nodes = min(budget, self.traits.largest_tree)
         growth = Growth(nodes)
         for part, own, share in zip(
             self._parts, sequence.state, self._shared(gamma, nodes), strict=True

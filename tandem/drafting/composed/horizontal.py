@@ -7,15 +7,23 @@ often, so cheaper methods may guess them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
+from tandem.drafting.composed.parts import (
+    assume,
+    begin_part,
+    data_of,
+    draft_chain,
+    settle,
+    vocabulary_of,
+)
 from tandem.drafting.decoders.model import ModelRecipe
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.lookups.lookup import LookupRecipe
+from tandem.drafting.part import PartDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 MOST_PARTS = 4
 
 
-class HorizontalDrafter(Drafter):
+class HorizontalDrafter(PartDrafter):
     """Each part goes on behind what the parts before it drafted; a sequence's state is the parts'
     own sequences.
 
@@ -37,18 +45,10 @@ class HorizontalDrafter(Drafter):
     """
 
     def __init__(
-        self, parts: Sequence[Drafter], tokens: Sequence[int], caches: Sequence[int]
+        self, parts: Sequence[PartDrafter], tokens: Sequence[int], caches: Sequence[int]
     ) -> None:
         self._parts, self._tokens, self._caches = tuple(parts), tuple(tokens), tuple(caches)
-        take_vocabulary(self, parts)
-        self.number(1)
-
-    def number(self, part: int) -> int:
-        """See `Drafter`: this one, then its parts."""
-        following = super().number(part)
-        for one in self._parts:
-            following = one.number(following)
-        return following
+        self.traits = Traits(vocabulary=vocabulary_of(parts), data=data_of(parts))
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in, part by part."""
@@ -87,7 +87,7 @@ class HorizontalDrafter(Drafter):
         sequence.token_ids.extend(emitted)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:
-        """See `Drafter`."""
+        """See `PartDrafter`."""
         if length < len(sequence.token_ids):
             for part, own in zip(self._parts, sequence.state, strict=True):
                 part.rewind(own, length)
@@ -135,7 +135,7 @@ class HorizontalRecipe(Recipe):
         caches = [len(part.checkpoints) for part in self.parts]
         firsts = [sum(caches[:place]) for place in range(len(caches))]
         parts = [
-            part.make(scorers[first : first + count], truncation)
+            cast("PartDrafter", part.make(scorers[first : first + count], truncation))
             for part, first, count in zip(self.parts, firsts, caches, strict=True)
         ]
         return HorizontalDrafter(parts, self.tokens, caches)

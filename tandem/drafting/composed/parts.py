@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.drafting.drafter import DraftedVocabulary, Drafter, DraftSequence
+from tandem.drafting.drafter import ANY_VOCABULARY, DraftedVocabulary, Drafter, DraftSequence
+from tandem.drafting.part import PartDrafter
 from tandem.engine.asks import Steps, ToHost, ToHostTogether
 from tandem.errors import StartupError
 from tandem.speculation.draft import Draft
@@ -25,24 +26,35 @@ def begin_part(
         list(sequence.token_ids), sequence.sampling, sequence.vocab_size, sequence.nodes
     )
     own.caches, own.shaped, own.within = list(caches), sequence.shaped, sequence
-    own.numbers = RandomNumbers(sequence.sampling.seed, Purpose.DRAFT, digits, drafter.part)
+    whole = sequence
+    while whole.within is not None:
+        whole = whole.within
+    whole.parts += 1
+    own.part = whole.parts
+    own.numbers = RandomNumbers(sequence.sampling.seed, Purpose.DRAFT, digits, own.part)
     yield from drafter.open(own)
     return own
 
 
-def take_vocabulary(whole: Drafter, parts: Sequence[Drafter]) -> None:
-    """Have a method draft the ids of its parts' vocabulary, where they have one of their own.
+def data_of(parts: Sequence[Drafter]) -> str:
+    """Fingerprint of what parts draft from, see `Traits`."""
+    return " ".join(filter(None, (part.traits.data for part in parts)))
+
+
+def vocabulary_of(parts: Sequence[Drafter]) -> DraftedVocabulary:
+    """Whose ids parts draft, where they have a vocabulary of their own.
 
     Raises:
         StartupError: they have several.
     """
-    whole.data = " ".join(filter(None, (part.data for part in parts)))
+    own = ANY_VOCABULARY
     for part in parts:
-        own, other = whole.vocabulary, part.vocabulary
+        other = part.traits.vocabulary
         if other.tokenizer:
             if own.tokenizer not in ("", other.tokenizer):
                 raise StartupError("the indexes of a recipe were built for different tokenizers")
-            whole.vocabulary = DraftedVocabulary(other.tokenizer, max(own.size, other.size))
+            own = DraftedVocabulary(other.tokenizer, max(own.size, other.size))
+    return own
 
 
 def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
@@ -52,7 +64,8 @@ def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -
     that of a part is not the last one of the whole, and is asked for in another way. Of a tree of
     certain tokens the path of first siblings is taken: they may be chosen in any way.
     """
-    steps, answer = drafter.draft(own, round_, gamma, max(gamma, drafter.largest_tree)), None
+    budget = max(gamma, drafter.traits.largest_tree)
+    steps, answer = drafter.draft(own, round_, gamma, budget), None
     while True:
         try:
             ask = steps.send(answer)
@@ -87,7 +100,7 @@ def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept:
     own.assumed += token_ids
 
 
-def settle(drafter: Drafter, own: DraftSequence, emitted: Sequence[int]) -> None:
+def settle(drafter: PartDrafter, own: DraftSequence, emitted: Sequence[int]) -> None:
     """Tell a part what was emitted; of what it assumed, what came out stays."""
     agreed = 0
     for guess, token_id in zip(own.assumed, emitted, strict=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import ModelDrafter, cache_of
 from tandem.drafting.decoders.ranks import Ranks
-from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.drafter import DraftSequence, Setting, Traits
 from tandem.drafting.stop import FIXED, Stop
 from tandem.engine.answers import DrawnTree
 from tandem.engine.asks import Draw, Steps, ToHost, Truncation
@@ -65,13 +65,13 @@ class BranchingDrafter(ModelDrafter):
 
     distinct: ClassVar[bool] = False
     # A tree may be less deep than was asked for, and greedy siblings have a certain row each.
-    pure = False
+    traits = Traits(prepares=True)
 
     def __init__(
         self, scorer: Scorer, truncation: Truncation, largest_tree: int, stop: Stop = FIXED
     ) -> None:
         super().__init__(scorer, truncation, stop)
-        self.largest_tree = largest_tree
+        self.traits = replace(self.traits, largest_tree=largest_tree)
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
@@ -80,7 +80,7 @@ class BranchingDrafter(ModelDrafter):
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Level by level, each token drawn behind a place that is computed once."""
-        nodes = min(budget, self.largest_tree)
+        nodes = min(budget, self.traits.largest_tree)
         growth = Growth(nodes)
         yield from self.grow(sequence, round_, gamma, nodes, growth)
         grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=self.distinct)

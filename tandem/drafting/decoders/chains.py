@@ -10,7 +10,7 @@ from pydantic import Field
 from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, LargestTree
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
-from tandem.drafting.drafter import Drafter, DraftSequence, Setting
+from tandem.drafting.drafter import Drafter, DraftSequence, Setting, Traits
 from tandem.drafting.stop import FIXED, Stop
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -33,7 +33,7 @@ class ChainsDrafter(BranchingDrafter):
         stop: behind which tokens all chains that reach them end.
     """
 
-    shape = DraftShape.IID_CHAINS
+    traits = Traits(shape=DraftShape.IID_CHAINS, prepares=True)
 
     def __init__(
         self,

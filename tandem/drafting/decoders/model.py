@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, DraftSequence, Recipe, Setting, Traits
+from tandem.drafting.part import PartDrafter
 from tandem.drafting.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
@@ -19,7 +21,7 @@ if TYPE_CHECKING:  # the table of methods is read where torch is not installed
     from tandem.inference.kv.pool import SequenceCache
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(PartDrafter):
     """Samples from a model's own processed, truncated distribution.
 
     A sequence's state is the tokens that its cache holds: emitted ones, then drafted ones.
@@ -34,15 +36,12 @@ class ModelDrafter(Drafter):
         stop: when a draft ends early; the method is not pure then.
     """
 
-    pure = True
-    prepares = True
+    traits = Traits(pure=True, prepares=True)
 
     def __init__(self, scorer: Scorer, truncation: Truncation, stop: Stop = FIXED) -> None:
-        self.scorer = self.looks = scorer
-        self.truncation = truncation
-        self._stop = stop
-        if stop.early:
-            self.pure = False
+        self.scorer, self.truncation, self._stop = scorer, truncation, stop
+        pure = self.traits.pure and not stop.early
+        self.traits = replace(self.traits, pure=pure, looks=scorer)
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
@@ -115,7 +114,7 @@ class ModelDrafter(Drafter):
         sequence.token_ids.extend(emitted)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:
-        """See `Drafter`; what the cache holds of the tokens that stay, stays."""
+        """See `PartDrafter`; what the cache holds of the tokens that stay, stays."""
         if length < len(sequence.token_ids):
             held: list[int] = sequence.state
             kept = min(len(held), length - 1)

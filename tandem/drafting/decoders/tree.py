@@ -13,7 +13,7 @@ from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.shape import ACCEPTANCE, TreeShape, drawn_numbers, falls, likeliest
-from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.drafter import DraftSequence, Setting, Traits
 from tandem.drafting.stop import FIXED, Stop
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -35,7 +35,7 @@ class TreeDrafter(BranchingDrafter):
         stop: behind which tokens nothing is drawn; the rest of the shape stays as it is.
     """
 
-    shape = DraftShape.TREE
+    traits = Traits(shape=DraftShape.TREE, prepares=True)
     distinct = True
 
     def __init__(
@@ -92,7 +92,7 @@ class TreeDrafter(BranchingDrafter):
 
     def useful(self, gamma: int) -> int:
         """Nodes that it can use at most so deep."""
-        return len(_shape(self._acceptance, gamma, self.largest_tree))
+        return len(_shape(self._acceptance, gamma, self.traits.largest_tree))
 
 
 # Texts share most of their shapes; those of long ago are made again.

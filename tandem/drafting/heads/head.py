@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_
 
 from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.decoders.shape import TreeShape, falls, likeliest_by_depth
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.engine.asks import Draw, Truncation
 from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.errors import StartupError
@@ -74,7 +74,7 @@ class HeadDrafter(Drafter):
         certain: whether the likeliest tokens are sent as certain ones, and none is drawn.
     """
 
-    shape = DraftShape.TREE
+    traits = Traits(shape=DraftShape.TREE)
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class HeadDrafter(Drafter):
         self._head, self._truncation, self._certain = head, truncation, certain
         deeper = acceptance[-1:] * (head.depths - len(acceptance))
         self._acceptance = (acceptance + deeper)[: head.depths]
-        self.largest_tree = largest_tree
         told = prompt_tokens if head.remembers else 1
-        self.feedback = FeedbackWanted(
+        feedback = FeedbackWanted(
             head.reads, head.hidden_size, prompt_tokens=told, made_for=head.made_for
         )
+        self.traits = replace(self.traits, largest_tree=largest_tree, feedback=feedback)
 
     def _news(self, sequence: DraftSequence, rows: int) -> Feed | None:
         """What came; None if the newest feature is not there yet."""
@@ -121,7 +121,7 @@ class HeadDrafter(Drafter):
 
     def _shape(self, gamma: int, budget: int) -> TreeShape:
         """Of a draft; known before anything is drawn."""
-        return _likeliest(self._acceptance[:gamma], min(budget, self.largest_tree))
+        return _likeliest(self._acceptance[:gamma], min(budget, self.traits.largest_tree))
 
     def _draw(
         self,

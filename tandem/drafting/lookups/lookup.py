@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.part import PartDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
@@ -17,7 +18,7 @@ from tandem.speculation.draft import Draft
 _BYTES = array("Q").itemsize
 
 
-class LookupDrafter(Drafter):
+class LookupDrafter(PartDrafter):
     """Continues the text as it went on where its last n-gram came before; certain tokens.
 
     Needs no model. It is not pure: what it guesses at a position depends on where this round

@@ -7,13 +7,22 @@ Prompt lookup (Saxena 2023), REST (He et al., arXiv 2311.08252) and Max-Gram (Ch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
 from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
-from tandem.drafting.drafter import DraftedVocabulary, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import (
+    DraftedVocabulary,
+    Drafter,
+    DraftSequence,
+    Recipe,
+    Setting,
+    Traits,
+)
+from tandem.drafting.part import PartDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.retrieval.corpus import BigramStore, CorpusStore, OpenIndex
@@ -25,7 +34,7 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.tree import DraftShape
 
 
-class RetrievalDrafter(Drafter):
+class RetrievalDrafter(PartDrafter):
     """Merges continuations to a tree of certain tokens; needs no model.
 
     Stores fill the tree one after the other, each with its longest match first. It is not pure:
@@ -37,21 +46,22 @@ class RetrievalDrafter(Drafter):
         index: whose ids the stores have; None for those of any vocabulary.
     """
 
-    shape = DraftShape.TREE
+    traits = Traits(shape=DraftShape.TREE)
 
     def __init__(
         self, stores: Sequence[TextStore], largest_tree: int, index: Index | None = None
     ) -> None:
         self._stores = tuple(stores)
-        self.largest_tree = largest_tree
+        self.traits = replace(self.traits, largest_tree=largest_tree)
         if index is not None:
-            self.vocabulary = DraftedVocabulary(index.about.tokenizer, index.about.vocab_size)
-            self.data = index.about.fingerprint
+            about = index.about
+            vocabulary = DraftedVocabulary(about.tokenizer, about.vocab_size)
+            self.traits = replace(self.traits, vocabulary=vocabulary, data=about.fingerprint)
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """What followed; nothing where no store knows anything."""
         yield from ()
-        tree = MergedTree(min(budget, self.largest_tree), sequence.vocab_size)
+        tree = MergedTree(min(budget, self.traits.largest_tree), sequence.vocab_size)
         for store in self._stores:
             tree.fill(store.continuations(sequence.token_ids, gamma))
         return Draft.certain(tree.token_ids, tree.parents)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from tandem.drafting.drafter import Drafter, DraftSequence, Recipe
+from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Traits
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
@@ -22,7 +22,7 @@ class JacobiDrafter(Drafter):
     The first guess, and what goes beyond the predictions, is the last known token again.
     """
 
-    feedback = FeedbackWanted(top=1, everywhere=True)
+    traits = Traits(feedback=FeedbackWanted(top=1, everywhere=True))
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Keep the predictions behind the place where the last draft ended."""

@@ -13,13 +13,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.retrieval.merged import MergedTree
 from tandem.retrieval.ngrams import NgramPool
 from tandem.speculation.draft import Draft
-from tandem.speculation.feedback import FeedbackWanted
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 from tandem.speculation.probes import Probes
 from tandem.speculation.tree import MOST_NODES, DraftShape
 
@@ -56,14 +56,18 @@ class LookaheadDrafter(Drafter):
         candidates: n-grams that are drafted, and kept for each first token.
     """
 
-    shape = DraftShape.TREE
+    traits = Traits(shape=DraftShape.TREE)
 
     def __init__(self, window: int, ngram: int, candidates: int) -> None:
         self._window, self._ngram, self._candidates = window, ngram, candidates
-        self.largest_tree = candidates * (ngram - 1)
-        if window:
-            probes = window * (ngram - 1)
-            self.feedback = FeedbackWanted(top=1, everywhere=True, probes=probes)
+        probes = window * (ngram - 1)
+        self.traits = replace(
+            self.traits,
+            largest_tree=candidates * (ngram - 1),
+            feedback=FeedbackWanted(top=1, everywhere=True, probes=probes)
+            if window
+            else NO_FEEDBACK,
+        )
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Take in what was emitted, and the window's next row."""
@@ -93,7 +97,7 @@ class LookaheadDrafter(Drafter):
         """What n-grams say; nothing where none begins with the last token."""
         yield from ()
         own, text = sequence.state, sequence.token_ids
-        tree = MergedTree(min(budget, self.largest_tree), sequence.vocab_size)
+        tree = MergedTree(min(budget, self.traits.largest_tree), sequence.vocab_size)
         tree.fill(own.pool.behind(text[-1], gamma))
         draft = Draft.certain(tree.token_ids, tree.parents)
         if not self._window:

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting, Traits
 from tandem.engine.asks import DrawFrom, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.errors import StartupError
@@ -38,7 +38,8 @@ class MasksDrafter(Drafter):
 
     def __init__(self, count: int, top: int, truncation: Truncation) -> None:
         self._count = count
-        self.feedback = FeedbackWanted(top=top, probes=count * (count + 1), probe_tokens=count)
+        wanted = FeedbackWanted(top=top, probes=count * (count + 1), probe_tokens=count)
+        self.traits = Traits(feedback=wanted)
         self._truncation = truncation
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:

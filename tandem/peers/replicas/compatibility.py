@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -12,7 +12,7 @@ from tandem.errors import Unavailable
 from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
 from tandem.rpc import log_probs
-from tandem.rpc.feedback import given_from, spec_from
+from tandem.rpc.feedback import given_from, wish_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackGiven, FeedbackWanted, misfit, united
 from tandem.speculation.tree import DraftSize
@@ -80,7 +80,7 @@ def require_feedback(
         Unavailable: what differs.
     """
     who, own = f"a drafter ({reply.info.model})", target.info
-    wanted = wanted_by(reply)
+    wanted = wish_from(reply)
     if wanted is None:
         dtype = reply.feedback.hidden_dtype
         raise Unavailable(f"{who} reads hidden states of an unknown dtype, {dtype}")
@@ -98,16 +98,6 @@ def _given_by(
         layers=reply.feedback_layers,
         probe_tokens=reply.probe_tokens,
         message_bytes=message_bytes,
-    )
-
-
-def wanted_by(reply: drafter_pb2.GetModelInfoResponse) -> FeedbackWanted | None:
-    """What a drafter wants of a target; None where the dtype of its states is not known."""
-    wanted = spec_from(reply.feedback, reply.info.hidden_size)
-    if wanted is None:
-        return None
-    return replace(
-        wanted, probes=reply.probes, probe_tokens=reply.probe_tokens, made_for=reply.made_for
     )
 
 
@@ -181,7 +171,7 @@ def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape
 
 def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> FeedbackWanted:
     """What a text says for all of them, and the most that a draft needs of a target."""
-    return united([wanted for reply in drafters if (wanted := wanted_by(reply)) is not None])
+    return united([wanted for reply in drafters if (wanted := wish_from(reply)) is not None])
 
 
 def require_same_feedback(all_: FeedbackWanted, reply: drafter_pb2.GetModelInfoResponse) -> None:
@@ -190,7 +180,7 @@ def require_same_feedback(all_: FeedbackWanted, reply: drafter_pb2.GetModelInfoR
     Raises:
         Unavailable: it does.
     """
-    wanted = wanted_by(reply)
+    wanted = wish_from(reply)
     if wanted is not None and wanted.asks and wanted.said != all_.said:
         raise Unavailable(
             f"a drafter ({reply.info.model}) reads other hidden states or predictions than the"

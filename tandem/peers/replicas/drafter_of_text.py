@@ -9,10 +9,10 @@ from tandem.errors import Exhausted, TandemError
 from tandem.peers.grpc.calls import CountingOn
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.grpc.deadlines import Deadlines
-from tandem.peers.replicas.compatibility import wanted_by
 from tandem.peers.replicas.replica import Replica
 from tandem.peers.text.contracts import TextDrafter
 from tandem.peers.text.record import TextRecord
+from tandem.rpc.feedback import wish_from
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 
 
@@ -53,7 +53,7 @@ class DrafterOfText:
         limits = max_bytes, target_max_bytes
         reply = replica.reply
         counting = replace(
-            counting_on(replica, wanted_by(reply) or NO_FEEDBACK),
+            counting_on(replica, wish_from(reply) or NO_FEEDBACK),
             prepares=reply.ahead > 0,
         )
         return client.sequence(remaining, waits, self._record, *limits, counting)

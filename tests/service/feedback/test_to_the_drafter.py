@@ -22,7 +22,7 @@ from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2_grpc
-from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.drafter import Drafter, DraftSequence, Traits
 from tandem.engine.asks import Steps
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -52,7 +52,7 @@ class Listener(Drafter):
     """
 
     def __init__(self, spec: FeedbackWanted = SPEC) -> None:
-        self.feedback = spec
+        self.traits = Traits(feedback=spec)
         self.heard: list[tuple[list[int], Feedback | None]] = []
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
@@ -87,7 +87,7 @@ def listen(patch: pytest.MonkeyPatch, drafter: Drafter) -> None:
     def loaded(settings: DrafterSettings) -> LoadedDrafter:
         own = load(DrafterSettings(method="lookup"))
         info = own.info
-        info.hidden_size = drafter.feedback.hidden_size
+        info.hidden_size = drafter.traits.feedback.hidden_size
         return LoadedDrafter(own.engine, info, (), drafter, "listener", "{}")
 
     patch.setattr(drafter_servicer, "load", loaded)
@@ -181,8 +181,7 @@ async def test_nothing_is_sent_where_nothing_is_wanted(
     random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target could give states; this drafter asks for none."""
-    listener = Listener()
-    listener.feedback = FeedbackWanted()
+    listener = Listener(FeedbackWanted())
     listen(monkeypatch, listener)
     async with served(random_pair, "0,1,last") as stub:
         assert (await stub.Complete(asked_for(1))).summary.feedback_bytes == 0

@@ -111,7 +111,7 @@ async def recipe(
 
 async def test_a_text_is_the_same_wherever_it_is_drafted(recipe: tuple[str, Placements]) -> None:
     name, placements = recipe
-    trees = METHODS[name].drafter.shape.name != "CHAIN"
+    trees = METHODS[name].drafter.traits.shape.name != "CHAIN"
     for rule in tried_rules(name):
         speculation = {"gamma": 3, "verifier": rule.name} | ({"max_nodes": 6} if trees else {})
         for seed, temperature in ((1, 1.0), (2, 0.0)):
@@ -131,5 +131,5 @@ async def test_a_text_is_the_same_wherever_it_is_drafted(recipe: tuple[str, Plac
             }
             assert len(counts) == 1, (rule.name, seed, counts)
             # A lookup may have found nothing to draft.
-            if METHODS[name].drafter.pure or is_head(name):
+            if METHODS[name].drafter.traits.pure or is_head(name):
                 assert min(counts)[0] > 0

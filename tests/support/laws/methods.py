@@ -137,14 +137,15 @@ class Enumeration:
     ) -> None:
         """Tell the drafter what was emitted, the features of positions from `first` on, and what
         the target predicted at a draft."""
+        wanted = self.drafter.traits.feedback
         sequence.feedback.predicted = None
-        if draft is not None and self.drafter.feedback.top:
+        if draft is not None and wanted.top:
             place = _place_of(draft, emitted[:-1])
             text = tuple(sequence.token_ids)
-            told = predictions_of(self.drafter.feedback, draft, place, text, self._predicted)
+            told = predictions_of(wanted, draft, place, text, self._predicted)
             sequence.feedback.predicted = self.garbled(told)
         self.drafter.observe(sequence, emitted)
-        if self.drafter.feedback.layers and not (self.late and len(sequence.token_ids) % 2):
+        if wanted.layers and not (self.late and len(sequence.token_ids) % 2):
             sequence.feedback.add(feature_of(sequence.token_ids, first))
 
     @property

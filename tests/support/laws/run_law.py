@@ -291,7 +291,7 @@ class RunLaw:
         depths = ((0.7, 0.4), (0.6, 0.3), (0.5, 0.2))
         scorers = scorers_of(recipe, longest, SEED + 1, zeros=True, depths=depths)
         drafter = recipe.make(scorers, Truncation(1.0, 0))
-        told = drafter.feedback
+        told = drafter.traits.feedback
         wanted = told.of(told.layers, on_device=True) if told.told else None
         self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
         self._caches, self._sizes = 1 + len(scorers), sizes

@@ -11,8 +11,8 @@ from tandem.verification import VERIFIERS, Verifier
 
 def rules_for(drafter: Drafter | type[Drafter]) -> list[Verifier[Any]]:
     """The rules that decide a drafter's drafts, as the orchestrator offers them."""
-    shape, pure = drafter.shape, drafter.pure
-    return [rule for rule in VERIFIERS.values() if rule.suits(shape, pure=pure)]
+    traits = drafter.traits
+    return [rule for rule in VERIFIERS.values() if rule.suits(traits.shape, pure=traits.pure)]
 
 
 # Of each shape the method that is tried with every rule.

@@ -16,7 +16,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.ahead.prepare import Ahead, room_for
 from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.decoders.model import ModelDrafter
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, go_on
 from tandem.engine.admission import Admission, AdmissionLimits
 from tandem.engine.answers import Decision
 from tandem.engine.asks import DrawTogether, Score, Steps, Truncation
@@ -121,7 +121,7 @@ class DrafterEngine(Engine):
     ) -> Draft:
         ahead, size = self._aheads.get(sequence), DraftSize(gamma, budget)
         if ahead is None:
-            steps = self.drafter.go_on(sequence, round_, news, size, feedback)
+            steps = go_on(self.drafter, sequence, round_, news, size, feedback)
             return (await self.run(sequence, steps))[0]
         made, _ = await self.run(sequence, ahead.go_on(round_, news, size, feedback))
         draft = made.draft
@@ -251,7 +251,7 @@ async def speculate(
 ) -> Text:
     """The orchestrator's loop in this process; without a drafter each round has gamma 0."""
     probes, told_of = 0, None
-    if drafter is not None and (wanted := drafter.drafter.feedback).told:
+    if drafter is not None and (wanted := drafter.drafter.traits.feedback).told:
         told_of = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
         probes = wanted.probes
     nodes = probes and probes + max(gamma, budget)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
-from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.engine.asks import Truncation
 from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
@@ -104,7 +104,7 @@ def one_round(
     first = {id(one): each.next_token for one, each in zip(drafting, opened, strict=True)}
     with counted() as count:
         drafts = run(
-            stepper, drafting, lambda one: drafter.go_on(one, 1, [first[id(one)]], DraftSize(3, 6))
+            stepper, drafting, lambda one: go_on(drafter, one, 1, [first[id(one)]], DraftSize(3, 6))
         )
         drafted = count()
     own = dict(zip(map(id, verifying), drafts, strict=True))

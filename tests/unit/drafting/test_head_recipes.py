@@ -16,5 +16,5 @@ def test_of_a_prompt_only_a_head_that_remembers_wants_more_than_the_newest(
     kind: str, tokens: int
 ) -> None:
     recipe = built_in(family_of(kind), DrafterSettings(prompt_tokens=9))
-    wants = recipe.make([random_head(kind, random_llama(1))], Truncation(1.0, 0)).feedback
+    wants = recipe.make([random_head(kind, random_llama(1))], Truncation(1.0, 0)).traits.feedback
     assert wants.prompt_tokens == tokens

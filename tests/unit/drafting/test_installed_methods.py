@@ -24,7 +24,7 @@ METHOD = """
 from typing import Annotated, ClassVar, Literal
 
 from tandem.drafting.decoders.branching import LargestTree
-from tandem.drafting.drafter import Drafter, Recipe, Setting
+from tandem.drafting.drafter import Drafter, Recipe, Setting, Traits
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.tree import DraftShape
@@ -46,6 +46,11 @@ class OwnRecipe(Recipe):
     def make(self, scorers, truncation):
         return OwnDrafter()
 """
+
+
+def traits(said: str, sentence: str) -> tuple[str, str, str]:
+    """A drafter that says this of itself, and what is wrong with that."""
+    return "def draft(", f"traits = Traits({said})\n    def draft(", sentence
 
 
 @pytest.fixture
@@ -106,7 +111,23 @@ def test_it_is_imported_only_if_it_is_named(folder: Path) -> None:
         ("ClassVar = OwnDrafter", "ClassVar = dict", "lacks drafter: a class derived from"),
         ("def draft(", "def drafted(", "has a drafter, OwnDrafter, that lacks draft"),
         ("yield from ()", "pass", "OwnDrafter, whose draft must be a generator: begin with `yield"),
-        ("def draft(", "shape = 2\n    def draft(", "whose shape is no DraftShape"),
+        ("def draft(", "traits = Traits(shape=2)\n    def draft(", "whose shape is no DraftShape"),
+        (
+            "def draft(",
+            "traits = 2\n    def draft(",
+            "OwnDrafter, that lacks traits: a value of tandem.drafting.drafter.Traits",
+        ),
+        (
+            "def draft(",
+            "shape = DraftShape.CHAIN\n    pure = True\n    def draft(",
+            "OwnDrafter, that lacks shape, pure among its traits: write traits ="
+            " Traits(shape=..., pure=...)",
+        ),
+        (
+            "yield from ()",
+            "yield from ()\n    def go_on(self, sequence):\n        yield from ()",
+            "OwnDrafter, whose go_on is never called: write observe and draft",
+        ),
         (
             "tokens: int = 1",
             'tokens: Annotated[int, Setting("own_tokens", "")] = 1',
@@ -133,19 +154,29 @@ def test_what_is_missing_is_said(folder: Path, old: str, new: str, sentence: str
             "is of the class object, and not of the announced OwnDrafter",
         ),
         ("return OwnDrafter()", "return scorers[7]", "cannot make its drafter: tuple index out of"),
-        ("def draft(", "pure = 1\n    def draft(", "must have a pure of the type bool"),
-        ("def draft(", "feedback = None\n    def draft(", "a feedback of the type FeedbackWanted"),
-        ("def draft(", "largest_tree = 4\n    def draft(", "has largest_tree 4, and its recipe 0"),
-        (
-            "def draft(",
-            "shape = DraftShape.TREE\n    def draft(",
-            "has shape TREE, so largest_tree must be 1..256",
-        ),
-        ("def draft(", "looks = 1\n    def draft(", "sets looks, so its class must set prepares"),
-        (
-            "def draft(",
-            "looks, prepares = 1, True\n    feedback = FeedbackWanted(top=1)\n    def draft(",
+        traits("pure=1", "must have a pure of the type bool among its traits"),
+        traits("feedback=None", "a feedback of the type FeedbackWanted"),
+        traits("largest_tree=4", "has largest_tree 4, and its recipe 0"),
+        traits("shape=DraftShape.TREE", "has shape TREE, so largest_tree must be 1..256"),
+        traits("looks=1", "sets looks, so the traits of its class must have prepares = True"),
+        traits(
+            "looks=1, prepares=True, feedback=FeedbackWanted(top=1)",
             "sets looks and wants feedback",
+        ),
+        (
+            "def draft(",
+            "def __init__(self):\n        self.traits = 2\n\n    def draft(",
+            "lacks traits: a value of tandem.drafting.drafter.Traits",
+        ),
+        (
+            "def draft(",
+            "def __init__(self):\n        self.largest_tree = 4\n\n    def draft(",
+            "lacks largest_tree among its traits: write traits = Traits(largest_tree=...)",
+        ),
+        (
+            "return OwnDrafter()",
+            "return type('Derived', (OwnDrafter,), {'pure': True})()",
+            "lacks pure among its traits: write traits = Traits(pure=...)",
         ),
     ],
 )
@@ -177,6 +208,15 @@ def test_a_service_exits_with_2_and_one_line(folder: Path) -> None:
     given = {"PYTHONPATH": str(folder), "TANDEM_DRAFTER_METHOD": "own"}
     assert refusal("drafter_svc", given) == (
         f"drafter: {GROUP}: 'own' of the package own_method 0.1 lacks make"
+    )
+
+
+def test_a_service_refuses_a_drafter_of_the_version_before(folder: Path) -> None:
+    installed(folder, METHOD.replace("def draft(", "pure = True\n    def draft("))
+    given = {"PYTHONPATH": str(folder), "TANDEM_DRAFTER_METHOD": "own"}
+    assert refusal("drafter_svc", given) == (
+        f"drafter: {GROUP}: 'own' of the package own_method 0.1 has a drafter, OwnDrafter, that"
+        " lacks pure among its traits: write traits = Traits(pure=...)"
     )
 
 

@@ -54,7 +54,7 @@ def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any
     [
         (name, seed)
         for name, recipe in METHODS.items()
-        for seed in range(3 if recipe.drafter.shape is DraftShape.TREE else 2)
+        for seed in range(3 if recipe.drafter.traits.shape is DraftShape.TREE else 2)
     ],
 )
 def test_a_method_leaves_the_law_as_it_is(name: str, seed: int) -> None:
@@ -115,7 +115,7 @@ def test_shapes_that_follow_what_was_kept_leave_it_too(
     assert shapes[1] - shapes[0]
 
 
-PURE = [name for name, recipe in METHODS.items() if recipe.drafter.pure]
+PURE = [name for name, recipe in METHODS.items() if recipe.drafter.traits.pure]
 
 
 @pytest.mark.parametrize("seed", range(len(ACCEPTANCES)))

@@ -164,8 +164,8 @@ def test_a_method_is_one_file_and_one_entry(name: str) -> None:
     ]
     drafter = recipe.make(scorers, Truncation(1.0, 0))
     assert type(drafter) is kind.drafter
-    assert drafter.largest_tree == recipe.largest_tree
-    assert (drafter.largest_tree > 0) == (drafter.shape is not DraftShape.CHAIN)
+    assert drafter.traits.largest_tree == recipe.largest_tree
+    assert (drafter.traits.largest_tree > 0) == (drafter.traits.shape is not DraftShape.CHAIN)
     assert recipe_of(DrafterSettings(method=name)) == recipe_of(DrafterSettings(recipe=name))
     # No more is asked of other packages' methods.
     assert not fault_of(kind, name)

@@ -11,11 +11,10 @@ import pytest
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
-from tandem.drafting.composed.cascade import CascadeDrafter
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Decide, Draw
 from tandem.engine.numbers import decisions, draws
-from tandem.speculation.randomness import Purpose
+from tandem.speculation.randomness import Purpose, VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.keys import Keys, recorded
 from tests.support.laws.suited import tried_rules
@@ -46,8 +45,8 @@ async def keys_of(
 ) -> tuple[Keys, Text]:
     """Of a whole text by a method's built-in recipe, or by a recipe's file."""
     drafter = make_method(name, DrafterSettings(recipe=recipe) if recipe else None)
-    states_of = "last" if drafter.drafter.feedback.layers else "none"
-    probe_tokens = 8 if drafter.drafter.feedback.probes else 0
+    states_of = "last" if drafter.drafter.traits.feedback.layers else "none"
+    probe_tokens = 8 if drafter.drafter.traits.feedback.probes else 0
     target = make_target(random_llama(1), states_of=states_of, probe_tokens=probe_tokens)
     with recorded(monkeypatch) as keys:
         async with running(target, drafter):
@@ -57,7 +56,7 @@ async def keys_of(
                 PROMPT,
                 40,
                 gamma=3,
-                budget=9 if drafter.drafter.largest_tree else 0,
+                budget=9 if drafter.drafter.traits.largest_tree else 0,
                 rule=rule,
                 sampling=Sampling(seed=11),
             )
@@ -110,7 +109,8 @@ async def test_the_parts_of_a_recipe_share_no_number(
 async def test_one_number_for_inner_and_outer_acceptance_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CascadeDrafter, "number", lambda self, part: part)
+    own = VerdictNumbers.of
+    monkeypatch.setattr(VerdictNumbers, "of", lambda seed, part=0: own(seed))
     keys, _ = await keys_of("cascade", "block", monkeypatch)
     assert {key[0] for key in keys.repeated} == {Purpose.ACCEPT, Purpose.RESIDUAL}
 

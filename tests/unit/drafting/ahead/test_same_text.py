@@ -58,7 +58,7 @@ async def text_of(
     chance = random.Random(7)
     if passes < MANY:
         drafter.steps_ahead = lambda: chance.randint(0, passes)
-    budget = 6 if drafter.drafter.largest_tree else 0
+    budget = 6 if drafter.drafter.traits.largest_tree else 0
     async with running(target, drafter):
         text = await speculate(
             drafter, target, PROMPT, 60, gamma=3, budget=budget, rule=rule, sampling=sampling

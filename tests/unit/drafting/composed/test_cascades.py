@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from tandem.drafting.choice.recipe_file import recipe_from
 from tandem.drafting.composed.cascade import CascadeDrafter
+from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.methods import Chain
+from tandem.drafting.part import PartDrafter
 from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review, Truncation
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.support.laws import tables
 from tests.support.laws.methods import Enumeration
@@ -83,10 +87,30 @@ def test_they_leave_the_law_as_it_is(case: str) -> None:
 @pytest.mark.parametrize("inner", [MODEL, LOOKUP, cascade(LOOKUP, cut="round")])
 def test_a_cascade_of_fixed_depth_is_pure_whatever_is_inside(inner: Any) -> None:
     enumeration = made(cascade(inner), length=3)
-    assert enumeration.drafter.pure
+    assert enumeration.drafter.traits.pure
     assert enumeration.broken_promise() == ""
     for keys in ({"cut": "round"}, {"certain": True}):
-        assert not made(cascade(inner, **keys)).drafter.pure
+        assert not made(cascade(inner, **keys)).drafter.traits.pure
+
+
+def test_parts_are_numbered_in_the_order_of_the_recipe() -> None:
+    """A seed keeps its text: the numbers key what is drawn."""
+    recipe = recipe_from(cascade(horizontal(cascade(MODEL), LOOKUP)))
+    scorers = scorers_of(recipe, LENGTH + GAMMA, 1, zeros=True, depths=((0.7,),) * 3)
+    sequence = DraftSequence([0, 1], Sampling(seed=3), tables.VOCAB_SIZE)
+    sequence.caches = [tables.cache_of(9) for _ in scorers]
+    drafter = recipe.make(scorers, Truncation(1.0, 0))
+    tables.Answering(tables.Chooser(()), None).run(drafter.open(sequence))
+    whole = sequence.state
+    inner, lookup = whole.inner.state
+    assert (sequence.part, whole.reviewer.part, whole.inner.part) == (1, 2, 3)
+    assert (inner.part, inner.state.reviewer.part, inner.state.inner.part) == (4, 5, 6)
+    assert lookup.part == 7
+
+
+def test_every_method_that_can_be_a_part_takes_back_what_it_observed() -> None:
+    for recipe in get_args(get_args(Chain)[0]):
+        assert issubclass(recipe.drafter, PartDrafter), recipe
 
 
 def test_inner_rounds_end_where_the_whole_is_cut() -> None:

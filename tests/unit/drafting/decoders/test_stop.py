@@ -46,7 +46,7 @@ def test_drafts_that_end_early_leave_the_law_as_it_is(
     if rule == "adaptive":  # steps that matter within a text
         monkeypatch.setattr("tandem.drafting.stop._STEP", 3.0)
     enumeration = made(name, rule)
-    assert not enumeration.drafter.pure
+    assert not enumeration.drafter.traits.pure
     rules = rules_for(enumeration.drafter)
     assert len(rules) >= 2
     for each in rules:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.drafting.lookups.lookup import LookupDrafter
 from tandem.speculation.draft import Draft
 from tandem.speculation.request.sampling import Sampling
@@ -48,7 +48,7 @@ def test_only_the_window_is_searched() -> None:
 def test_what_was_emitted_is_part_of_the_text() -> None:
     drafter = LookupDrafter(3, 100)
     sequence = DraftSequence([1, 2, 3], Sampling(), 100)
-    steps = drafter.go_on(sequence, 1, [9, 1, 2], DraftSize(2))
+    steps = go_on(drafter, sequence, 1, [9, 1, 2], DraftSize(2))
     with pytest.raises(StopIteration) as ended:
         next(steps)
     assert ended.value.value.token_ids == [3, 9]

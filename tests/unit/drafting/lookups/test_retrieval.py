@@ -113,7 +113,7 @@ def test_the_tree_is_no_larger_than_its_budget_and_its_key(tmp_path: Path) -> No
     drafter = made("corpus", tmp_path / "index")
     assert len(drafted(drafter, [0], 1, 64)) == NODES
     assert len(drafted(drafter, [0], 1, 2)) == 2
-    assert drafter.largest_tree == NODES
+    assert drafter.traits.largest_tree == NODES
 
 
 def test_it_drafts_ids_of_the_indexs_tokenizer_only(index: Path) -> None:

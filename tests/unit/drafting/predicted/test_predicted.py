@@ -101,7 +101,7 @@ def test_a_window_whose_predictions_did_not_come_stays_as_it_is() -> None:
 
 def test_without_a_window_nothing_is_asked_for() -> None:
     drafter = LookaheadDrafter(window=0, ngram=3, candidates=2)
-    assert drafter.feedback == FeedbackWanted()
+    assert drafter.traits.feedback == FeedbackWanted()
     draft = drafted(drafter, begun(drafter, 4, 5, 6, 1, 4))
     assert (draft.token_ids, len(draft.probes)) == ([5, 6], 0)
 
@@ -132,7 +132,7 @@ def test_masks_hang_at_each_place_and_are_drawn_from_where_the_round_ended() -> 
     assert draft.token_ids == [4, 5]
     assert draft.probes.token_ids == (100, 101) * 3
     assert draft.probes.parents == (0, 3, 1, 5, 2, 7)
-    assert len(draft.probes) == drafter.feedback.probes
+    assert len(draft.probes) == drafter.traits.feedback.probes
     # What comes of a round that ended at place 1: the groups' places are 3..8.
     sequence.feedback.predicted = {0: row, 1: row, 5: row, 6: other}
     drafter.observe(sequence, [4, 8])
@@ -144,7 +144,8 @@ class FromAnotherGroup(MasksDrafter):
 
     def __init__(self, count: int, top: int, truncation: Truncation) -> None:
         super().__init__(count, top, truncation)
-        self.feedback = replace(self.feedback, everywhere=True)
+        wanted = replace(self.traits.feedback, everywhere=True)
+        self.traits = replace(self.traits, feedback=wanted)
         self._size = count
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:

@@ -256,10 +256,10 @@ def draft_inside(
     target, small = decoders
     method = built_in(recipe, RecipeSettings()).make([small], Truncation(0.99, 16))
     wanted = None
-    if method.feedback.told:
-        wanted = replace(method.feedback, prompt_tokens=1, columns=(0,), on_device=True)
+    if method.traits.feedback.told:
+        wanted = replace(method.traits.feedback, prompt_tokens=1, columns=(0,), on_device=True)
     own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
-    nodes = 6 if method.largest_tree else 0
+    nodes = 6 if method.traits.largest_tree else 0
     sequences = [
         TargetSequence(
             [1] * (2 + i),

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
-from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
 from tandem.engine.numbers import decisions
@@ -113,7 +113,7 @@ def test_a_draft_with_branches_stays_on_the_device(
     run(stepper, sequences, drafter.open)
 
     def begin(sequence: DraftSequence) -> Any:
-        return drafter.go_on(sequence, 1, [5], DraftSize(3, 6))
+        return go_on(drafter, sequence, 1, [5], DraftSize(3, 6))
 
     for drafted in run(stepper, sequences, begin):
         assert len(drafted) > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.common.v1 import common_pb2
@@ -10,10 +12,9 @@ from tandem.errors import Unavailable
 from tandem.peers.replicas.compatibility import (
     feedback_of_all,
     require_same_feedback,
-    wanted_by,
 )
-from tandem.rpc.feedback import spec_to
-from tandem.speculation.feedback import NO_FEEDBACK
+from tandem.rpc.feedback import spec_to, wish_from, wish_to
+from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 
 NONE = common_pb2.FeedbackSpec()
 TOP = common_pb2.FeedbackSpec(top=3, predicted_at=common_pb2.PREDICTED_AT_KEPT)
@@ -30,7 +31,7 @@ def reply(spec: bytes = b"", probes: int = 0) -> drafter_pb2.GetModelInfoRespons
 
 
 def test_a_wish_that_only_a_later_version_knows_is_a_wish() -> None:
-    wanted = wanted_by(reply(later(1)))
+    wanted = wish_from(reply(later(1)))
     assert wanted is not None
     assert wanted.asks
     assert not wanted.told
@@ -57,3 +58,19 @@ def test_a_text_has_room_for_the_most_probes_of_any() -> None:
     said = feedback_of_all([reply(probes=2), reply(TOP.SerializeToString(), 1), reply(probes=5)])
     assert (said.top, said.probes, said.probe_tokens) == (3, 5, 5)
     assert spec_to(said) == TOP
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        NO_FEEDBACK,
+        FeedbackWanted(layers=(2, 0), hidden_size=8, prompt_tokens=3, made_for="ab" * 32),
+        FeedbackWanted(top=64, prompt_tokens=0, probes=20, probe_tokens=4),
+    ],
+)
+def test_a_wish_comes_as_it_was_said(wanted: FeedbackWanted) -> None:
+    info = common_pb2.ModelInfo(hidden_size=wanted.hidden_size)
+    said = drafter_pb2.GetModelInfoResponse(info=info)
+    wish_to(wanted, said)
+    assert said.HasField("feedback") == wanted.told
+    assert wish_from(said) == replace(wanted, prompt_tokens=wanted.prompt_tokens * wanted.told)
