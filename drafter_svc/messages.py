@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.ahead.prepare import AheadDraft
 from tandem.rpc import messages
+from tandem.rpc.feedback import spec_to
 from tandem.speculation.draft import Draft
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.prepared_outcome import PreparedOutcome
 
 _OUTCOMES = {
@@ -15,6 +17,16 @@ _OUTCOMES = {
     PreparedOutcome.LATE: drafter_pb2.DraftedStep.OUTCOME_LATE,
     PreparedOutcome.MISS: drafter_pb2.DraftedStep.OUTCOME_MISS,
 }
+
+
+def wish_to(wanted: FeedbackWanted, reply: drafter_pb2.GetModelInfoResponse) -> None:
+    """Say in the handshake what the drafter wants of a target; `wish_from` of `tandem.peers` reads
+    it. `info` says the size of states.
+    """
+    if (spec := spec_to(wanted)) is not None:
+        reply.feedback.CopyFrom(spec)
+    reply.probes, reply.probe_tokens = wanted.probes, wanted.probe_tokens
+    reply.made_for = wanted.made_for
 
 
 def prepared_to(made: AheadDraft) -> drafter_pb2.DraftedStep.Prepared | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import grpc
 
 from drafter_svc.loading import LoadedDrafter, load
+from drafter_svc.messages import wish_to
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import messages
 from tandem.rpc.channel import age_of
-from tandem.rpc.feedback import wish_to
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams

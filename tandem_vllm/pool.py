@@ -18,10 +18,10 @@ from tandem.peers.replicas.compatibility import (
     longest_text,
     require_fit,
     require_trees,
+    wish_from,
 )
 from tandem.peers.replicas.membership import Replicas
 from tandem.peers.replicas.replica import Replica, least_loaded
-from tandem.rpc.feedback import wish_from
 from tandem.rpc.status import notes_of
 from tandem_vllm.settings import PluginSettings
 

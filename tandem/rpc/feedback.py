@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem.common.v1 import common_pb2
-from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.speculation.feedback import (
@@ -74,24 +73,6 @@ def spec_from(message: common_pb2.FeedbackSpec, hidden_size: int) -> FeedbackWan
     if came == (b"" if known is None else known.SerializeToString(deterministic=True)):
         return found
     return replace(found, later=came)
-
-
-def wish_to(wanted: FeedbackWanted, reply: drafter_pb2.GetModelInfoResponse) -> None:
-    """Say in a drafter's handshake what it wants of a target; `info` says the size of states."""
-    if (spec := spec_to(wanted)) is not None:
-        reply.feedback.CopyFrom(spec)
-    reply.probes, reply.probe_tokens = wanted.probes, wanted.probe_tokens
-    reply.made_for = wanted.made_for
-
-
-def wish_from(reply: drafter_pb2.GetModelInfoResponse) -> FeedbackWanted | None:
-    """What a drafter wants of a target; None where the dtype of its states is not known."""
-    wanted = spec_from(reply.feedback, reply.info.hidden_size)
-    if wanted is None:
-        return None
-    return replace(
-        wanted, probes=reply.probes, probe_tokens=reply.probe_tokens, made_for=reply.made_for
-    )
 
 
 def given_from(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -12,7 +12,7 @@ from tandem.errors import Unavailable
 from tandem.peers.text.values import Rule
 from tandem.profile import PassTime
 from tandem.rpc import log_probs
-from tandem.rpc.feedback import given_from, wish_from
+from tandem.rpc.feedback import given_from, spec_from
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackGiven, FeedbackWanted, misfit, united
 from tandem.speculation.tree import DraftSize
@@ -167,6 +167,16 @@ def _options_of(info: target_pb2.VerifierInfo) -> dict[str, tuple[float, float, 
 def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape.ValueType) -> bool:
     """Every rule takes chains; one for trees takes independent chains too."""
     return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
+
+
+def wish_from(reply: drafter_pb2.GetModelInfoResponse) -> FeedbackWanted | None:
+    """What a drafter wants of a target; None where the dtype of its states is not known."""
+    wanted = spec_from(reply.feedback, reply.info.hidden_size)
+    if wanted is None:
+        return None
+    return replace(
+        wanted, probes=reply.probes, probe_tokens=reply.probe_tokens, made_for=reply.made_for
+    )
 
 
 def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> FeedbackWanted:

@@ -9,10 +9,10 @@ from tandem.errors import Exhausted, TandemError
 from tandem.peers.grpc.calls import CountingOn
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.grpc.deadlines import Deadlines
+from tandem.peers.replicas.compatibility import wish_from
 from tandem.peers.replicas.replica import Replica
 from tandem.peers.text.contracts import TextDrafter
 from tandem.peers.text.record import TextRecord
-from tandem.rpc.feedback import wish_from
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 
 

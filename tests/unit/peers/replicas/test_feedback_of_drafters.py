@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from drafter_svc.messages import wish_to
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.peers.replicas.compatibility import (
     feedback_of_all,
     require_same_feedback,
+    wish_from,
 )
-from tandem.rpc.feedback import spec_to, wish_from, wish_to
+from tandem.rpc.feedback import spec_to
 from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 
 NONE = common_pb2.FeedbackSpec()
