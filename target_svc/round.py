@@ -131,7 +131,7 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
 
 
 def _told_of_prompt(sequence: TargetSequence) -> FeedbackWanted | None:
-    """Whose wish the prompt's hidden states follow: the drafter's, else the target's own one's."""
+    """What is wanted of the prompt: by the text's drafter, else by the target's own; or None."""
     own = None if sequence.own is None else sequence.own.wanted
     for wanted in (sequence.request.feedback, own):
         if wanted is not None and wanted.columns:
@@ -160,8 +160,8 @@ def verify(
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
-    A token that comes twice at one place is computed once. Probes are computed behind the draft,
-    and nothing that is decided looks at their rows.
+    Twins are not computed. Probes are computed behind the draft, and nothing that is decided looks
+    at their rows.
 
     Args:
         scorer: the target's model.
@@ -199,8 +199,8 @@ def verify(
 
 
 def _told(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | None) -> Decision:
-    """The decision, which the target's own drafter has heard. Here its feedback goes to whom it is
-    for: what is left in the decision is for the text's drafter, and is sent.
+    """Tell the target's own drafter of a decision; the decision, with only the feedback that is
+    sent to the text's drafter.
 
     Args:
         sequence: behind the decision.

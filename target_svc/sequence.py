@@ -99,7 +99,7 @@ class VerifiedSequence(
         dead_end = self._ended = decision is not None and decision.dead_end
         opened = target_pb2.OpenedSequence(
             token_id=None if decision is None or dead_end else decision.next_token,
-            # Without a round in between it is the one that came.
+            # Where no token was drawn, the carry is still the one that the request brought.
             carry=request.carry if decision is None else carry_to(decision.levels),
             times=messages.times_to(times),
             open_sequences=self._engine.admission.open_sequences,

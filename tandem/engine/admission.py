@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tandem.engine.scorer import Memory
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
 
-# Between two looks for somebody who may give way: those who wait do so for a second or so.
+# Between two calls of `make_room` while a sequence waits, which may be for a second only.
 _LOOK_SECONDS = 0.1
 
 

@@ -40,8 +40,8 @@ class DrawnTree:
     """A tree on the host.
 
     Attributes:
-        draft: of the draws that were some: where earlier siblings left nothing of a row there was
-            nothing to draw, and nothing behind it.
+        draft: of the draws that found a token. Where earlier siblings used up a row, nothing was
+            drawn, nor behind that.
         draws: which of the draws each node is.
     """
 
@@ -104,7 +104,7 @@ class Verdicts:
         numbers: [B, N] float64, which go to the host.
         carried: how many of the N, the last ones, are the rule's state.
         states: see `kept_states`; None where none are wanted.
-        states_stay: on the device.
+        states_stay: whether `states` stay on the device.
     """
 
     rule: Verifier[Any]
@@ -117,7 +117,7 @@ class Verdicts:
 
 @dataclass(slots=True, eq=False)
 class DeviceVerdict:
-    """A job's verdict on its draft, which may be on the device too: place `index` of a step's.
+    """A job's verdict: number `index` of those of its step. Its draft may be on the device too.
 
     Attributes:
         feedback: that comes with it; None for none.

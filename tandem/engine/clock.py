@@ -32,9 +32,9 @@ class HostClock:
 
 
 class CudaClock:
-    """Of a GPU, by events of its present stream: how long it took, and not how long to launch.
+    """For a GPU, by events of its current stream: the times of its work, not of the launches.
 
-    The last stamp is taken for now: the caller has just waited for a result after it.
+    The last stamp counts as now, since the caller has just waited for a result behind it.
 
     Args:
         device: whose stream.

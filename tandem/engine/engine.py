@@ -49,7 +49,7 @@ class Engine:
     one that is given up, so the queue never holds more than twice `max_sequences` jobs.
 
     Attributes:
-        admission: who has a place.
+        admission: which sequences have a slot.
         on_device_lost: called on the event loop when the device answers no more.
         on_answered: called there with the times of results, when those who wait for them have
             them.

@@ -87,7 +87,7 @@ class Stepper:
             pass
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
-        # Of jobs that no text waits for, a single pass is under way: what comes next waits for it.
+        # An idle job's pass is waited for: a text that comes meanwhile waits for that one alone.
         if any(job.over or job.reports or job.idle for job in jobs):
             self._book()
 
@@ -122,8 +122,8 @@ class _Step:
 
 
 def _answered(jobs: _Jobs) -> bool:
-    """Answer the jobs that wait for an ask of the first kind that there is; whether there is one
-    that needs no pass."""
+    """Answer all asks of one kind, the first of `_ANSWERS` that any job waits for; False if there
+    is none."""
     by_kind: dict[type[Any], list[Any]] = {}
     for job in jobs:
         by_kind.setdefault(type(job.ask), []).append((job, job.ask))

@@ -7,18 +7,19 @@ from torch import Tensor
 
 from tandem.kernels.operators import register
 
-# Bits of a word.
+# Bits of a word of a mask, which has a bit for each branch row.
 WORD = 32
-# Programs of a tile, at most, where several splits are merged.
+# Counters of a tile. Each counts the splits that have ended, for one key head and one part of the
+# queries; a tile with more of these is not split.
 COUNTED = 128
 # Programs that keep a device busy: two for each processor of the largest cards.
 _PROGRAMS = 320
 _MOST_SPLITS = 32
 # Fewest blocks of positions that are worth a split of their own.
 _LEAST = 2
-# Queries, of rows and of heads that share a key head, that a program takes at most: fewer where
-# keys are wider than 128, or in float32. More, or eight warps instead of four, took twice as long
-# on an H100.
+# Most queries of a program, which come from its rows and from the heads that share a key head. Keys
+# in float32, or wider than 128, leave room for fewer. With more, or with eight warps instead of
+# four, attention took twice as long on an H100.
 _MOST_QUERIES = 64
 # Shared memory for keys and values in flight: the smallest cards have 99 KiB in all.
 _IN_FLIGHT = 64 * 1024
@@ -43,15 +44,15 @@ def attend(
         query: [Hq, T, D].
         keys: [H, positions, D].
         values: [H, positions, Dv].
-        tiles: [6, tiles] int64: a tile's first row and its number of rows; the first slot of the
-            pool that any of them sees, and the one behind the last; where the rows behind the trunk
-            begin, and their number.
-        rows: [2 + words, T] int64 in memory: the first and the last slot of the trunk that each row
-            sees, -1 if none; and then, row by row, its words of bits, of the rows behind the trunk,
-            the lowest first.
+        tiles: [6, tiles] int64, of each tile: its first row, and its number of rows; the first slot
+            of the pool that any of these sees, and the slot after the last; the slot of its first
+            branch row, and the number of these.
+        rows: [2 + words, T] int64: the first and the last trunk slot that each row sees, -1 if
+            none; then, in memory [T, words], masks of the branch rows that it sees, the lowest bit
+            for the first one.
         counts: [tiles, COUNTED] int32 zeros, which are zeros again afterwards.
         size: most rows of a tile.
-        words: of a row, of `WORD` bits.
+        words: of a row's mask, each of `WORD` bits.
         scale: of the scores.
         softcap: bounds the scores as softcap * tanh(score / softcap); 0 for no bound.
 

@@ -1,7 +1,8 @@
 """Draws from a pass's rows: their laws, their likeliest tokens, and tokens drawn from these.
 
-Tokens are in order by their logits, and equal ones by their ids. A *law* is what top-k, top-p and
-min-p leave of a row, and what a token's probability is computed from: a beginning of that order.
+Tokens are ordered by their logits, the largest first, and equal ones by their ids. Top-k, top-p and
+min-p keep the first tokens of that order. A *law* here is a few numbers that say where the kept
+tokens end and from which a token's probability is computed.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tandem.speculation.request.sampling import Sampling
 
 # The widest rows that are put in order by one program.
 WIDEST = 1024
-# Columns of what is asked of a row, float64: its place in the logits, how many of its ids may come,
-# its sampling, whether siblings are distinct; then two digits for each of them.
+# Columns of what is asked of a row, float64: its index in the logits, the number of ids that may be
+# drawn, its sampling, whether siblings are distinct; then two digits for each sibling.
 ROW, SIZE, TEMPERATURE, TOP_K, TOP_P, MIN_P, DISTINCT, DIGITS = range(8)
-# Columns of a law, float64: the largest logit; a scale, log2(e) / temperature; the sum over what is
-# kept of two to the power of (x - largest) scale, NaN where a row is not finite; the last kept
-# logit, and the last id that is kept of those that have it; min-p.
+# Columns of a law, float64: the largest logit; a scale, log2(e) / temperature; the sum of
+# 2 ** ((x - largest) * scale) over the kept logits x, NaN where a row is not finite; the smallest
+# kept logit, and the largest kept id of those that have it; min-p.
 LAW = 6
-# Lanes that a row is dealt to, the tokens that are listed at least, and those that are read at
-# once: several for each lane, for enough loads at a time.
+# A row is dealt to _LANES lanes and read _BLOCK logits at a time, several for each lane, so that
+# enough loads are under way. At least _WIDE of the likeliest tokens are listed.
 _LANES, _WIDE, _BLOCK = 2048, 512, 8192
 # Tokens that are compared with all others at once.
 _PART = 32
@@ -66,10 +67,11 @@ def draw(
     Args:
         logits: [*, V].
         asked: [R, DIGITS + 2 S], see `asked_of`.
-        taken: [R, E] int64, tokens without which a row is drawn from, -1 for none.
+        taken: [R, E] int64, tokens that are not drawn from a row, -1 for none.
         mass: share of a law that is kept.
         support: the most tokens of a row, 1 to `WIDEST`.
-        siblings: S, draws of a row. Where nothing is left of it, its first token comes again.
+        siblings: S, draws of a row. Where nothing is left of it, the first of its taken tokens, or
+            else of its drawn ones, comes again.
 
     Returns:
         [R, S + 2 K] int64: tokens; ids of the row that they were drawn from, the likeliest first;
@@ -86,7 +88,7 @@ def parts_of(drawn: Tensor, siblings: int) -> tuple[Tensor, Categorical]:
 
 
 def width_of(support: int, vocab_size: int) -> int:
-    """K, for as many tokens: a kernel for each power of two."""
+    """K for `support` tokens: a power of two, 16 at least, since each K has its own kernel."""
     return max(16, 1 << (min(support, vocab_size) - 1).bit_length())
 
 
@@ -221,7 +223,11 @@ def _draw_shapes(
 
 
 def require_one_device(*given: Tensor) -> None:
-    """Of an operator for fake tensors: what a launch would find out."""
+    """What an operator for fake tensors checks, since no launch does.
+
+    Raises:
+        RuntimeError: the tensors are on more than one device.
+    """
     if len(devices := {tensor.device for tensor in given}) > 1:
         raise RuntimeError(f"draws from tensors on more than one device: {devices}")
 

@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
-# Numbers of a batch, and what is packed behind other numbers: a kernel for each of their values, or
-# of their alignments, would be compiled while texts wait.
+# Arguments whose values differ from batch to batch; the alignment of `tiles`, `rows` and `counts`
+# does too. A kernel for each value or alignment would be compiled while texts wait.
 _VARYING = ["num_tiles", "num_rows", "words", "least"]
 
 

@@ -19,7 +19,7 @@ LARGEST, SCALE, TOTAL, CUT, LAST, LEAST = (tl.constexpr(i) for i in range(6))
 _COLDEST, _HOTTEST = tl.constexpr(1e-30), tl.constexpr(1e30)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _FULL = tl.constexpr(65535.0)
-# What rounds a float32 below it to an integer, half to even, when it is added and taken away.
+# Added to a float32 below it and subtracted again, it rounds that to an integer, half to even.
 _ROUNDER = tl.constexpr(8388608.0)
 # Less than any key.
 _NO_KEY = tl.constexpr(-(2**31))
@@ -56,7 +56,7 @@ def share_of(x, token, largest, scale, total, cut, last, least):
 
 @triton.jit
 def _weight(x, largest, scale, MASS: tl.constexpr):
-    """Of tokens, their mass; or 1, for their number."""
+    """What tokens add to a sum: their mass; or 1 each, where tokens are counted."""
     found = tl.where(x > -float("inf"), 1.0, 0.0)
     if MASS:
         found = mass_of(x, largest, scale)
@@ -76,8 +76,8 @@ def _reach(
     SHIFT: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The largest key, from low up to below high, such that what is at or above it has the wanted
-    mass or number; low if none has.
+    """The largest key in [low, high) such that the tokens at or above it have at least the wanted
+    mass or number; low if there is none.
     """
     lanes, j = tl.arange(0, LANES), 1 + tl.arange(0, PIVOTS)
     low, high = low.to(tl.int64), high.to(tl.int64)
@@ -121,10 +121,11 @@ def _above(
 
 @triton.jit
 def _end(among, ids, many, inside, size, key, wanted, SHIFT: tl.constexpr, LANES: tl.constexpr):
-    """The wanted one, from 1, of the ids of the tokens of a key.
+    """Of the tokens that have a key, in the order of their ids: the id of the `wanted`-th, from 1.
 
     Args:
-        among: logits of all, or where `inside` of those whose ids are listed.
+        among: logits of the whole row; where `inside`, of the listed tokens.
+        ids: of the listed tokens.
     """
     lanes, j = tl.arange(0, LANES), 1 + tl.arange(0, PIVOTS)
     low, high = 0 * size - 1, size - 1  # so many up to low are too few, up to high enough
@@ -149,8 +150,8 @@ def _end(among, ids, many, inside, size, key, wanted, SHIFT: tl.constexpr, LANES
 
 @triton.jit
 def _largest(whole, size, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit of each lane, and of all; whether the row is finite: one logit at least,
-    and none that is no number or infinite.
+    """The largest logit of each lane, and of all; whether the row is finite: none is NaN or +inf,
+    and not all are -inf.
     """
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], -float("inf"), tl.float32)
@@ -167,7 +168,7 @@ def _largest(whole, size, LANES: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sum(whole, size, bound, largest, scale, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """The mass of all, and how many of each place in a block are at or above a bound."""
+    """The mass of all, and for each index in a block how many are at or above a bound."""
     lanes = tl.arange(0, BLOCK)
     mass, counts = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.int32)
     for first in range(0, size, BLOCK):
@@ -237,8 +238,8 @@ def _write(
 def _nucleus(
     among, many, low, high, largest, scale, wanted, SHIFT: tl.constexpr, LANES: tl.constexpr
 ):
-    """Where the smallest set of likeliest tokens of a wanted mass ends: its last key; how many of
-    that key belong to it, 0 for all; its mass.
+    """The smallest set of likeliest tokens that has a wanted mass: its last key; how many of the
+    tokens with that key belong to it, 0 for all; its mass.
     """
     cut = _reach(among, many, low, high, largest, scale, wanted, True, SHIFT, LANES)
     before = _above(among, many, cut + 1, largest, scale, True, SHIFT, LANES)
@@ -292,10 +293,10 @@ def find(
 ):
     """The law of a row, and its likeliest tokens, K at most, in no order.
 
-    What top-k and top-p cut is looked for among some of the row's likeliest tokens, which are
-    listed: the WIDE largest at least, and all that are equal to the last of them. In the whole row
-    where they are too many for the room, or not enough. Of LANES lanes that a row is dealt to, the
-    WIDE-th largest of their largest is a bound that WIDE tokens reach.
+    The cuts of top-k and top-p are searched among the likeliest tokens, which are listed first: all
+    that reach a bound. The row is dealt to LANES lanes, and the bound is the WIDE-th largest of the
+    lanes' largest logits, so at least WIDE tokens reach it. The whole row is searched instead where
+    the list has no room for all of them, or does not reach as far as a cut.
     """
     row, lanes = tl.program_id(0), tl.arange(0, LANES)
     own, law = asked + row * asked_width, laws + row * 6

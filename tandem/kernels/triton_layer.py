@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-# A batch's slots begin where its positions end: aligned or not, by its number of rows.
+# Slots follow the positions in one tensor, so the number of rows decides whether they are aligned.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def turn_and_write(
     heads,

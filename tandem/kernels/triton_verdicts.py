@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 """The kernels of `verdicts.py`. Triton is imported with this file, which only a GPU needs.
 
-What is left of a place's law, behind children that were rejected, is that of a few tokens, which
-were their distributions', and a share of the target's own row for all others.
+When children of a place are rejected, what is left of its law is held as a probability for each of
+the few tokens in the children's rows, and one factor for the target's probabilities of all others.
 """
 
 import triton
@@ -63,9 +63,10 @@ def _judge(
     """Judge the children of a place, one after the other, each against what the ones before it left
     of the place's law.
 
-    Returns the tokens that their distributions have; what is left of these, and of all others as a
-    share of the target's; the chances of the children, before and behind their own children; the
-    overlaps; how many nodes there are: none from a row without any weight on.
+    Returns:
+        The tokens of the children's row, and which of its entries count; what is left of these, and
+        the share that is left of all others; each node's chance before its children are judged, and
+        after; the overlaps; the number of nodes, which end before one whose row has no weight.
     """
     k = tl.arange(0, K)
     child = (parents == place) & (k < count)
@@ -156,7 +157,7 @@ def judge(
     order = tl.load(nodes + most + k, mask=on, other=0).to(tl.int32)
     row_of = tl.load(nodes + 2 * most + k, mask=on, other=-1).to(tl.int32)
     tokens = tl.load(nodes + 3 * most + k, mask=on, other=-1).to(tl.int32)
-    # Of a chain that is here: minus one, minus the draw's rank among its row's.
+    # A token of a chain on the device is -1 - r: the r-th draw from its row.
     drawn = rows + row_of.to(tl.int64) * width - 1 - tokens
     tokens = tl.where(tokens < 0, tl.load(drawn, mask=on & (tokens < 0), other=0), tokens)
     tokens = tokens.to(tl.int32)

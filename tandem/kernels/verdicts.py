@@ -1,8 +1,8 @@
 """Verdicts of block and token verification on drafts, chains and trees, from a pass's rows.
 
-No row is made of the whole vocabulary: a law is computed where it is asked for, and what a draft's
-distributions have is a few tokens. (`block.py` and `traversal.py`, `token.py` and `recursive.py` of
-`tandem.verification` are the rules.)
+No place gets a row as wide as the vocabulary: probabilities are computed from its law, for the few
+tokens of a draft's rows, and at the last place for the draw of the next token. (The rules are
+`block.py` and `traversal.py`, `token.py` and `recursive.py` of `tandem.verification`.)
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def _ids(count: int) -> npt.NDArray[np.int64]:
 def _of_long(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
     """[count] keys of the largest entries of a row [V], in no order.
 
-    Dealt to lanes, the row has `count` entries at least that reach the count-th largest of the
-    lanes' largest, and few more.
+    The row is dealt to lanes. The `count`-th largest of the lanes' maxima is a bound that at least
+    `count` entries reach, and few more.
     """
     lanes = count * _LANES
     dealt = row[: len(row) // lanes * lanes].reshape(-1, lanes)

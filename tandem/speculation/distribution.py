@@ -117,8 +117,11 @@ def _nucleus(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 def _few_of_top_k(
     scores: Tensor, values: Tensor, samplings: Sequence[Sampling]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The first look [N, L] without what top-k cuts; the log of the sum [N, 1] of what it keeps;
-    whether [N, 1] all of that is seen, where top-k cuts.
+    """Top-k within the first look.
+
+    Returns:
+        values [N, L], -inf where top-k cuts; [N, 1] the logsumexp of all that top-k keeps; [N, 1]
+        whether the first look has all of that, True for rows without top-k.
     """
     ks = torch.tensor([s.top_k if s.top_k < scores.shape[-1] else 0 for s in samplings])[:, None]
     look = values.shape[1]

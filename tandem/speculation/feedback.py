@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 # Likeliest tokens at a place.
 MOST_PREDICTED = 256
-# That a target gives; the values here hold any number. More than any published head reads, and a
-# row of four is as long as the logits of a small model.
+# Most layers whose states a target gives. Published heads read fewer, and the states of four at one
+# position are as large as the logits of a small model.
 MOST_LAYERS = 4
 
 

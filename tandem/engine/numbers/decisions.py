@@ -46,7 +46,7 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     probs_of = _probabilities([asks[place] for place in sound if place not in by_kernels])
     feedback = feedback_of([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
-    # Chains are decided apart from trees, by what is made for them; and where they are.
+    # Chains have kernels of their own, and drafts on the device are decided there.
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place in sound:
         ask = asks[place]

@@ -37,7 +37,7 @@ def not_finite(role: str) -> EngineFailure:
     return EngineFailure(f"the {role} computed a distribution that is not finite")
 
 
-# Of a kernel that multiplies weights' sums by 32 bits at a time.
+# Most tokens of a row for the CPU's kernel: the sum of their weights must stay below 2**31.
 _FUSED_SUPPORT = 2**31 // MAX_WEIGHT
 
 
@@ -376,8 +376,8 @@ Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int6
 def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
     """The draft of a tree; None where its first distribution was not finite.
 
-    If earlier siblings used up a row, nothing is drawn there and its subtree is empty; so it is
-    behind a row that is not finite. Both follow from what was drawn before, so neither is a choice.
+    Where earlier siblings used up a row, nothing is drawn, and the subtree is empty; so it is
+    behind a row that is not finite. Only earlier draws decide this, so it does not bias the text.
 
     Args:
         host: the ask.

@@ -64,7 +64,16 @@ class DrafterClient(Peer):
         target_max_bytes: int,
         counting_on: CountingOn,
     ) -> DraftCall:
-        """A fresh sequence, for at most `seconds`; of messages that it, and a target, takes."""
+        """A fresh sequence, for at most `seconds`.
+
+        Args:
+            seconds: None for any time.
+            waits: its deadlines.
+            record: the text's.
+            max_bytes: of a message that the drafter takes.
+            target_max_bytes: of a message that the target takes.
+            counting_on: what is expected of the process that answers.
+        """
         call = self._sequence(seconds, max_bytes)
         return DraftCall(call, waits, record, target_max_bytes, counting_on)
 
@@ -129,7 +138,7 @@ class TargetClient(Peer):
         max_bytes: int,
         counting_on: CountingOn,
     ) -> VerifyCall:
-        """A fresh sequence, for at most `seconds`; of messages that it takes."""
+        """A fresh sequence, for at most `seconds` and with messages of at most `max_bytes`."""
         call = self._sequence(seconds, max_bytes)
         return VerifyCall(call, waits, record, counting_on)
 
@@ -162,7 +171,7 @@ class TargetClient(Peer):
 
 @contextmanager
 def _answered(call: _DraftSequence | _VerifySequence) -> Iterator[None]:
-    """A trial, which is over with the block. That all places are taken is an answer too."""
+    """Cancel a trial at the end of the block. A refusal because all slots are taken passes it."""
     try:
         yield
     except Exhausted:

@@ -32,8 +32,8 @@ _HANDOVER_SECONDS = 1.0
 
 @dataclass(frozen=True, eq=False)
 class _Connection:
-    """A channel, what runs over it, the version of the dialer that made it, and when it is to be
-    left, and no longer to be used, by time.monotonic()."""
+    """A channel, what runs over it, and the version of the dialer that made it. It is left at
+    `old_at`, if a newer one is there, and not used after `over_at`; both by time.monotonic()."""
 
     channel: grpc.aio.Channel
     stub: Any
@@ -51,9 +51,9 @@ class _Connection:
 class Peer(ABC):
     """The process at an address.
 
-    Where the dialer's credentials change, and where the channel is old, what is begun from then on
-    goes over a new one, as soon as the peer has answered on it; what is under way ends where it
-    is. A channel that is twice as old as it may become takes nothing more, answered or not.
+    When the dialer's credentials change, or the channel is old, new sequences and calls go over a
+    new channel, as soon as the peer has answered on it; those under way end on the old one. A
+    channel of twice the age allowed takes nothing new, even if no newer one was answered.
 
     Attributes:
         role: what it is to be, for sentences.

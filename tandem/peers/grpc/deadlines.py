@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# A stage that takes this factor times as long as the longest of late is taken for one that hangs. A
-# load that grows has the longest of late grow with it.
+# A stage counts as hanging when it takes this many times as long as the longest recent one, which
+# grows with the load.
 _TIMES = 5.0
-# How long a stage's time counts as of late, at least; twice as long at most.
+# A time counts as recent for one window at least, and for two at most.
 _WINDOW_SECONDS = 30.0
-# A prompt's time follows its length; that of a short one is not its length's.
+# An opening's time grows with the prompt's length, plus what as many tokens as these take.
 _BESIDE_TOKENS = 256
 
 

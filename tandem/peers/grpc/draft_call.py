@@ -67,7 +67,7 @@ class DraftCall:
         self.cancel = call.cancel
 
     async def open(self, prompt: Prompt) -> StageTimes:
-        """Beside the target's, which is what the text waits for: no stage."""
+        """See `TextDrafter`. No stage is booked: the text waits for the target's opening only."""
         self._vocab_size = prompt.target_vocab_size
         request = drafter_pb2.OpenSequence(
             request_id=prompt.request_id,

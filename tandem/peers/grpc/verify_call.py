@@ -25,7 +25,7 @@ from tandem.telemetry.tracing.spans import Span
 from tandem.telemetry.tracing.steps import write_inside
 
 VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
-# Chances are summed up and learnt from: float32 sums exceed 1 by less.
+# The largest overlap that is believed: rounding in float32 exceeds 1 by less.
 _MOST_OVERLAP = 1.01
 
 

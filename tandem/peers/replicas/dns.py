@@ -65,7 +65,7 @@ def _port(digits: str, target: str) -> int:
 
 
 def _address(server: str, target: str) -> str:
-    """Of the server to ask: its name would be one more to look up, with no server to ask."""
+    """The IP address of the server to ask; a name would have to be looked up elsewhere first."""
     try:
         return str(ip_address(server.strip("[]")))
     except ValueError:

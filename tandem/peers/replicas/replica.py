@@ -180,7 +180,8 @@ class Replica(Generic[C]):
     def order(self, zone: str = "") -> tuple[bool, bool, bool, float, float, float]:
         """The least of these is to serve a text of a zone."""
         far = bool(zone) and self.reply.info.zone not in ("", zone)
-        # Of equals in turn; those that had no text yet in any order, or all callers had the same.
+        # Equals take turns; those that had no text yet come in random order, which differs from
+        # caller to caller.
         return self.shunned, self.load >= 1, far, self.load, self.begun_at, random.random()
 
     @contextmanager
@@ -212,7 +213,7 @@ class Replica(Generic[C]):
 
 
 def least_loaded(replicas: Iterable[Replica[C]], zone: str = "") -> Replica[C] | None:
-    """The one that has the most room of those that have any and have not just failed a text; of
-    several the one whose turn it is. One in another zone comes last. None where there is none."""
+    """The replica with the largest share of free slots, of those that have room and have not failed
+    a text; of equals the one whose turn it is, and any in the zone first. None if none is left."""
     sound = [replica for replica in replicas if not (replica.shunned or replica.full)]
     return min(sound, key=lambda replica: replica.order(zone), default=None)

@@ -31,8 +31,8 @@ _log = structlog.get_logger(__name__)
 
 # A text that has lost this number of drafters goes on without: looking for another costs it more.
 _MOST_LOSSES = 8
-# A drafter that was not asked for so long is let go, since its slot and memory are others'; before
-# a full one takes them back (FULL_IDLE_SECONDS).
+# A drafter that is not asked for this long is let go, so that others get its slot and memory. A
+# full drafter takes them back by itself, but later (FULL_IDLE_SECONDS).
 REST_SECONDS = 10.0
 
 
@@ -52,7 +52,7 @@ class DrafterWithFailover:
         record: the text's; books the wait for a late opening, and rounds.
         seconds: how long a round waits for that, by now.
         rule: that decides; one that needs every draft cannot go on without its drafter.
-        on_loss: called when the drafter is lost, with why; without, where there is none.
+        on_loss: called with the error when the drafter is lost; with None if there is none to open.
         let_go: called when the drafter serves the text no more.
         most_feedback_bytes: of the target's feedback, to keep for the next draft.
         wait_for: a fresh sequence as soon as a drafter has room, for a text that waits for its

@@ -19,7 +19,7 @@ _NS = 1e-9
 
 
 class RequestEnd(NamedTuple):
-    """What counts of an ended request are told apart by.
+    """The labels under which an ended request is counted.
 
     Attributes:
         model: name of the target.
