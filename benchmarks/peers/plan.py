@@ -62,7 +62,8 @@ QUICK = Plan(
     law_tokens=4,
     budget_s=60,
 )
-# The shapes of Llama 2 7B and of Qwen2.5 0.5B, without their vocabularies.
+# As large as Llama 2 7B and Qwen2.5 0.5B, with a key head for each query head; without their
+# vocabularies.
 GPU = replace(
     FULL,
     shape=Shape(layers=32, width=4096, heads=64, kv_heads=64, mlp=11008),
