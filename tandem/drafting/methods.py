@@ -1,4 +1,5 @@
-"""The table of drafting methods: a new one is a file beside this one, and an entry here."""
+"""The table of drafting methods: a new one is a file in a folder of this package, and an entry
+here."""
 
 from __future__ import annotations
 
