@@ -125,7 +125,7 @@ def decided(dtype: torch.dtype, vocab_size: int, texts: int, nodes: int) -> list
 # few no room. Eight leave room for all, and took twice as long on an H100.
 _SPILLED = 48
 # Of draws and verdicts: a row is read by 512 threads, whose registers are all that there are.
-_FEW_SPILLED = 16
+_FEW_SPILLED = 24
 
 
 def require_fast(found: Compiled, shared: int, spilled: int = 0) -> None:
