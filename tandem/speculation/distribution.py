@@ -79,7 +79,9 @@ def _keep_top_k(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if not widest:
         return scores
     places = _sent(torch.tensor([min(k, widest) - 1 for k in ks]), scores)
-    kth = likeliest(scores, widest)[0].gather(1, places.expand(len(scores))[:, None])
+    # Only numbers are needed, not which of equal ones comes first: a device need not sort for it.
+    top = scores.topk(widest).values if scores.is_cuda else likeliest(scores, widest)[0]
+    kth = top.gather(1, places.expand(len(scores))[:, None])
     unbounded = _sent(torch.tensor([[k == vocab_size] for k in ks]), scores)
     return scores.masked_fill((scores < kth) & ~unbounded, -torch.inf)
 

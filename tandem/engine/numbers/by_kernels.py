@@ -87,13 +87,11 @@ def numbers_by_kernels(asks: Sequence[Decide], uniforms: npt.NDArray[np.float64]
     asked = verdicts.asked_of(firsts, distinct, uniforms, nodes)
     # One copy to the device.
     both = torch.from_numpy(np.concatenate((wanted.ravel(), asked.ravel())))
-    both = both.to(logits.device, non_blocking=True)
-    there, asked_there = (
-        both[: wanted.size].view(wanted.shape),
-        both[wanted.size :].view(asked.shape),
-    )
-    laws = draws.laws(logits, there)
-    return verdicts.decide(logits, laws, there, asked_there, rows, rule)
+    sent = both.to(logits.device, non_blocking=True)
+    of_places = sent[: wanted.size].view(wanted.shape)
+    of_texts = sent[wanted.size :].view(asked.shape)
+    laws = draws.laws(logits, of_places)
+    return verdicts.decide(logits, laws, of_places, of_texts, rows, rule)
 
 
 # Of a draft's nodes: parents, order, rows, tokens, as `verdicts.asked_of` takes them.

@@ -45,15 +45,16 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     by_kernels = {place for place in sound if decided_by_kernels(asks[place])}
     probs_of = _probabilities([asks[place] for place in sound if place not in by_kernels])
     feedback = feedback_of([asks[place] for place in sound])
-    # Drafts of about one length share a batch, or a long one would pad all others to its own.
-    # Chains have kernels of their own, and drafts on the device are decided there.
+    # Kernels of a GPU take drafts of all lengths and shapes together. Elsewhere drafts of about one
+    # length share a batch, or a long one would pad all others to its own, and chains have kernels
+    # of their own. Drafts on the device are decided there.
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place in sound:
-        ask = asks[place]
-        size = -1 if place in by_kernels else len(ask.draft).bit_length()
-        kind = isinstance(ask.draft, Draft), size < 0 or drafts[place].is_chain
-        states = _states_key(ask)
-        key = id(ask.scored.logits), ask.rule, *kind, size, states
+        ask, form = asks[place], None
+        if place not in by_kernels:
+            form = drafts[place].is_chain, len(ask.draft).bit_length()
+        home = isinstance(ask.draft, Draft)
+        key = id(ask.scored.logits), ask.rule, home, form, _states_key(ask)
         groups.setdefault(key, []).append(place)
     for (logits, *_), places in groups.items():
         group = [asks[place] for place in places]
