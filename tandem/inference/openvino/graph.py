@@ -15,6 +15,7 @@ import openvino as ov
 import torch
 from openvino import op
 from openvino import opset15 as ops
+from openvino._offline_transformations import compress_model_transformation
 from torch import Tensor
 
 from tandem.errors import Unsupported
@@ -35,7 +36,11 @@ BATCH_INPUTS = {
     26: "masks",
     27: "mask_begins",
 }
-_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
+_TYPES = {
+    torch.float32: ov.Type.f32,
+    torch.bfloat16: ov.Type.bf16,
+    torch.float16: ov.Type.f16,
+}
 
 
 def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.Type) -> ov.Model:
@@ -43,7 +48,8 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
 
     Args:
         structure: from `trace`; it is changed.
-        weights: by name, float32 or bfloat16; they are copied.
+        weights: by name, float32 or bfloat16; they are copied, float32 in 16 bits where these hold
+            the same numbers.
         cache_type: of keys and values.
 
     Returns:
@@ -91,19 +97,39 @@ def _spec_of(mark: ov.Node) -> AttentionSpec:
 
 
 def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
-    """Replace an input by the checkpoint's weight of its name, converted to float32."""
+    """Replace an input by the checkpoint's weight of its name, as float32."""
     weight = weights.get(port.any_name)
     if weight is None or list(weight.shape) != port.partial_shape.to_shape():
         raise Unsupported(f"a weight {port.any_name!r} that is not what was traced")
-    weight = weight.contiguous()
-    raw = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
+    weight = _narrow(weight.contiguous())
+    raw = weight if weight.dtype == torch.float32 else weight.view(torch.int16)
     tensor = ov.Tensor(raw.numpy(), list(weight.shape), _TYPES[weight.dtype])
     # Copied: the compiled model reads the weights even after the torch model is freed.
     constant: Any = op.Constant(tensor, shared_memory=False)
     if weight.dtype != torch.float32:
-        constant = ops.convert(constant, "f32")
+        constant = _widened(constant)
     for target in port.get_target_inputs():
         target.replace_source_output(constant.output(0))
+
+
+def _narrow(weight: Tensor) -> Tensor:
+    """A float32 matrix in 16 bits if they hold its numbers, as in most checkpoints; else as it is.
+    Its products in float32 are the same, and read half the bytes."""
+    if weight.dtype != torch.float32 or weight.dim() < 2:
+        return weight
+    narrow = (weight.to(dtype) for dtype in (torch.bfloat16, torch.float16))
+    return next((own for own in narrow if torch.equal(own.float(), weight)), weight)
+
+
+def _widened(constant: ov.Node) -> ov.Node:
+    """A constant as float32, marked so that the runtime widens it within each product: unmarked,
+    it would be widened once, and kept in float32. Python cannot set the mark, but this can."""
+    result = ops.result(ops.constant(np.zeros(1, np.float32)))
+    compress_model_transformation(ov.Model([result], [], "marked"))
+    convert = result.input_value(0).get_node()
+    convert.input(0).replace_source_output(constant.output(0))
+    convert.validate_and_infer_types()
+    return convert
 
 
 def _put_attention(

@@ -213,7 +213,8 @@ REFUSED = (
 
 
 def build(row: Architecture | Refused, **options: Any) -> PreTrainedModel:
-    """A tiny model of an architecture, with the same weights each time."""
+    """A tiny model of an architecture in float32, with the same weights each time; its matrices
+    are bfloat16's, as in published checkpoints."""
     given = {**_SIZES, **row.options, **options}
     key = row.model_type, repr(given)
     if key not in _BUILT:
@@ -233,6 +234,8 @@ def _built(model_type: str, options: dict[str, Any]) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(parameter.bfloat16())
     return model
 
 

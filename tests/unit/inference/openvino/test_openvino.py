@@ -160,6 +160,35 @@ def test_nothing_of_the_model_is_read_once_it_is_compiled() -> None:
     assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("dtype", "kept_as"),
+    [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")],
+    ids=str,
+)
+def test_float32_keeps_matrices_as_the_checkpoint_has_them(
+    dtype: torch.dtype, kept_as: str
+) -> None:
+    """Their products are float32's own; the layers that are compared beside have bfloat16's."""
+    from tandem.inference.openvino import graph, trace
+
+    model, texts = random_llama(1, 31), random_texts()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).float()
+    texts = [[token_id % 31 for token_id in text] for text in texts]
+    expected = plain_logits(model, texts)
+    weights = trace.weights_of(model)
+    whole = graph.complete(trace.trace(model), weights, graph.precision_of(torch.float32))
+    kinds = {
+        op.get_element_type().to_string()
+        for op in whole.get_ops()
+        if op.get_type_name() == "Constant" and list(op.shape) == [31, 16]
+    }
+    assert kinds == {kept_as}
+    decoder = decoder_over(model, "tiny", cache_tokens=512, engine="openvino")
+    assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
+
+
 def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model is compiled twice, since a change of sizes costs; both see one cache."""
     from tandem.inference.openvino import paged_pass as openvino_pass
