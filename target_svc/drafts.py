@@ -26,7 +26,7 @@ class OwnDrafts:
 
     Attributes:
         drafter: the method.
-        info: what the handshake says of it.
+        info: what the handshake says of it, but for what passes take.
         vocab_size: of the target.
         feedback: that the method wants; None for none.
         on_device: whether chains stay on the device until they are decided: target and drafter

@@ -24,7 +24,7 @@ from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.model import load_decoder, options_of, passes_of, prepare
+from tandem.serving.model import load_decoder, options_of, prepare
 from tandem.settings import read_settings
 from tandem.speculation.feedback import FeedbackGiven, misfit
 from tandem.target.v1 import target_pb2
@@ -184,7 +184,6 @@ def own_drafts(
         pure=traits.pure,
         max_gamma=settings.max_gamma,
         max_nodes=min(recipe.largest_tree, info.max_nodes - wanted.probes),
-        pass_times=[each for model in models[:1] for each in passes_of(model)],
         probes=wanted.probes,
         max_length=min([info.max_length, *(model.about.max_length for model in models)]),
     )

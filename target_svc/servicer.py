@@ -12,7 +12,7 @@ from tandem.rpc.channel import age_of
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
-from tandem.serving.loaded import LoadedService
+from tandem.serving.loaded import LoadedService, passes_of
 from tandem.serving.model import engine_over, info_of
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
@@ -45,6 +45,16 @@ class LoadedTarget(LoadedService):
     def drafts_inside(self) -> bool:
         """Whether it makes any."""
         return self.drafts is not None
+
+    def described_drafts(self) -> target_pb2.TargetDrafts | None:
+        """What the handshake says of its drafts, now; None where it makes none."""
+        if self.drafts is None:
+            return None
+        info = target_pb2.TargetDrafts()
+        info.CopyFrom(self.drafts.info)
+        for model in self.models[1:2]:
+            info.pass_times.extend(passes_of(model))
+        return info
 
 
 class TargetServicer(
@@ -113,7 +123,7 @@ class TargetServicer(
                 stats=loaded.stats(),
                 verifiers=verifier_infos(loaded.rules),
                 max_rounds=self.settings.max_rounds,
-                drafts=None if loaded.drafts is None else loaded.drafts.info,
+                drafts=loaded.described_drafts(),
                 feedback_layers=loaded.decoder.about.of_layers,
                 probe_tokens=loaded.decoder.about.probe_tokens,
             )

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from tandem.engine.gathering import Gathering
 from tandem.engine.job import Job, JobReport
 from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
+from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 
@@ -82,6 +84,11 @@ class Engine:
         # Why no job is taken any more; empty while the engine runs.
         self._closed = ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def expect(self, profile: Profile) -> None:
+        """Size the next chunks of prompts by other passes; from any thread."""
+        self._limits = replace(self._limits, profile=profile)
+        self._most_saved = self._limits.chunk_alone
 
     def start(self) -> None:
         """Start the thread, for awaitables on the running loop."""

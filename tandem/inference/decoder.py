@@ -25,6 +25,7 @@ from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
 from tandem.inference.threads import use_threads
+from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
@@ -140,7 +141,9 @@ class Decoder(Model):
             return
         try:
             with torch.inference_mode():
-                self._succeed(trial.run(self._backends.current))
+                found = trial.run(self._backends.current)
+                if found is not None:
+                    self._succeed(*found)
         except Exception as error:  # the present back end goes on serving
             _log.warning(
                 "no faster pass can be had",
@@ -148,19 +151,18 @@ class Decoder(Model):
             )
         self.improving = False
 
-    def _succeed(self, faster: Backend | None) -> None:
+    def _succeed(self, faster: Backend, pass_times: Sequence[PassTime]) -> None:
         """Give new sequences to a faster back end.
 
         Raises:
             MemoryError: there is no room for its KV pool besides the present one.
         """
-        if faster is None:
-            return
         positions, each = self.positions, faster.pool.bytes_per_position
         if positions * each > free_memory(self.device) // 2:
             raise MemoryError(f"no room for a second KV cache of {positions} tokens")
         faster.pool = faster.pool.resized(positions)
         self._backends.succeed(faster)
+        self.pass_times = pass_times
 
     @property
     def engine(self) -> str:

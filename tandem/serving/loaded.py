@@ -9,8 +9,17 @@ from functools import cached_property
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
 from tandem.inference.model import Model
+from tandem.profile import Profile
 from tandem.rpc.log_probs import write_given
 from tandem.shaping.grammar import Grammars
+
+
+def passes_of(model: Model) -> list[common_pb2.PassTime]:
+    """What passes of a model's new sequences take, as a message says it."""
+    return [
+        common_pb2.PassTime(sequences=sequences, rows=rows, nanoseconds=round(nanoseconds))
+        for sequences, rows, nanoseconds in model.pass_times
+    ]
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class LoadedService:
         if self.models:
             info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
             info.improving = any(model.improving for model in self.models)
+            del info.pass_times[:]
+            info.pass_times.extend(passes_of(self.models[0]))
         return info
 
     def stats(self) -> common_pb2.EngineStats:
@@ -67,3 +78,5 @@ class LoadedService:
         self.grammars.prepare()
         for model in self.models:
             model.improve()
+        if self.models:
+            self.engine.expect(Profile(self.models[0].pass_times))

@@ -113,14 +113,6 @@ def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -
     return Engine(name, admission, limits, stepper)
 
 
-def passes_of(model: Model) -> list[common_pb2.PassTime]:
-    """What passes of a model take, as a message says it."""
-    return [
-        common_pb2.PassTime(sequences=sequences, rows=rows, nanoseconds=round(nanoseconds))
-        for sequences, rows, nanoseconds in model.pass_times
-    ]
-
-
 def info_of(model: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
     """The handshake's message.
 
@@ -148,5 +140,4 @@ def info_of(model: Model, settings: ModelSettings, *law: str | float) -> common_
         layers=about.layers,
         weights_fingerprint=about.weights_fingerprint,
         cache_tokens=model.positions,
-        pass_times=passes_of(model),
     )

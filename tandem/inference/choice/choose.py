@@ -1,7 +1,8 @@
 """Which back end computes a model's pass: first one that surely works, then the fastest.
 
 At its first start a model is served by torch, while the other ways are made and measured in the
-background (`BackendTrial`). The fastest is remembered, and the next start begins with it.
+background (`BackendTrial`). The fastest is remembered: the next start begins with it, and measures
+again, until two starts of a day have found the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.choice import speed
+from tandem.inference.choice import comparison
 from tandem.inference.choice.candidates import (
     OPENVINO_BFLOAT16_THREADS,
     Candidate,
@@ -26,9 +27,11 @@ from tandem.inference.choice.candidates import (
     openvino_threads,
 )
 from tandem.inference.choice.record import StartRecord
+from tandem.inference.choice.speed import times_as_slow
 from tandem.inference.hidden_states import Layers
 from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes.backend import Backend
+from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
@@ -64,7 +67,7 @@ class BackendTrial:
         model: shares its weights with the one that is served.
         ways: to try.
         record: for the result.
-        shapes: of the passes to measure.
+        drafts: whether the model drafts.
         of_layers: whose hidden states they give.
     """
 
@@ -73,18 +76,19 @@ class BackendTrial:
         model: PreTrainedModel,
         ways: Sequence[Candidate],
         record: StartRecord,
-        shapes: Sequence[speed.PassShape],
+        drafts: bool,
         of_layers: Layers,
     ) -> None:
         self._model = model
         self._ways = ways
         self._record = record
-        self._shapes = shapes
+        self._drafts = drafts
         self._of_layers = of_layers
 
     @torch.inference_mode()
-    def run(self, serving: Backend) -> Backend | None:
-        """A back end that is faster than the serving one; None if there is none."""
+    def run(self, serving: Backend) -> tuple[Backend, list[PassTime]] | None:
+        """A back end that is faster than the serving one, and what its passes take; None if there
+        is none."""
         rivals = [serving]
         failed: set[str] = set()
         for way in self._ways:
@@ -102,11 +106,10 @@ class BackendTrial:
                 rivals.append(rival)
         if len(rivals) == 1:
             return None
-        speeds = speed.speeds_of(rivals, self._shapes)
-        order = sorted(range(len(rivals)), key=lambda i: -speeds[i])
-        best, second = order[:2]
-        self._record.measured(str(rivals[best]), speeds[best] / speeds[second])
-        return rivals[best] if best else None
+        found = comparison.compare(rivals, self._drafts)
+        best = rivals[found.best]
+        self._record.measured(str(best), found.lead if found.sure else 1.0)
+        return (best, found.profile) if found.best else None
 
 
 def choose_backend(
@@ -122,7 +125,7 @@ def choose_backend(
         model: on its device, in its dtype; the back end takes over its weights.
         engine: `auto` takes the fastest; with `openvino`, a model that OpenVINO cannot run gives
             one warning and runs by torch.
-        drafts: whether the model drafts, which it may do in any dtype; then only drafts are timed.
+        drafts: whether the model drafts, which it may do in any dtype; then drafts are compared.
         trees: whether sequences may have branches, which OpenVINO cannot take with sliding windows.
         of_layers: whose hidden states passes give.
 
@@ -136,7 +139,7 @@ def choose_backend(
     if not cpu:
         return BackendChoice(by_torch(model, of_layers))
     # OpenVINO has kernels of its own.
-    slower = 1.0 if engine == "openvino" else speed.times_as_slow(model)
+    slower = 1.0 if engine == "openvino" else times_as_slow(model)
     if slower > _SLOW:
         _log.warning(
             f"this CPU computes {str(model.dtype).removeprefix('torch.')} more slowly than float32;"
@@ -156,8 +159,7 @@ def choose_backend(
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
         for_trees = by_torch(sharing_weights(rest), of_layers)
     if rest is not None and others:
-        shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
-        trial = BackendTrial(rest, others, record, shapes, of_layers)
+        trial = BackendTrial(rest, others, record, drafts, of_layers)
     if backend.engine == "openvino" and for_trees is None and trial is None:
         _forget_weights(model)
     return BackendChoice(backend, trial, for_trees, record)

@@ -20,8 +20,10 @@ from tandem.profile import PassTime
 # as crashes, and OpenVINO is not tried for a day.
 _TRIES = 3
 _TRIES_SECONDS = 86_400.0
-# If the best way is not this much faster than the next, the next start measures again.
-_CLEAR = 1.15
+# What a start measured holds without another measurement where the start before it found the same,
+# both with at least this lead over the next way, and for a day: a machine may have been busy.
+_CLEAR, _AGREED = 1.15, 2
+_CLEAR_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class _Found:
     tries: int = 0
     tried_at: float = 0.0
     best: str = ""
-    clear: bool = False
+    agreed: int = 0
+    measured_at: float = 0.0
     profiles: dict[str, list[PassTime]] = field(default_factory=dict)
 
 
@@ -65,8 +68,11 @@ class StartRecord:
 
     @property
     def clear(self) -> bool:
-        """Whether the fastest way led so clearly that nothing need be measured again."""
-        return self._read().clear
+        """Whether the fastest way has led so clearly, and so often, that nothing need be measured
+        now."""
+        found = self._read()
+        age = time.time() - found.measured_at
+        return found.agreed >= _AGREED and 0 <= age < _CLEAR_SECONDS
 
     def begin(self) -> None:
         """Record that a try of OpenVINO begins."""
@@ -78,8 +84,12 @@ class StartRecord:
         self._write(replace(self._read(), tries=0))
 
     def measured(self, best: str, lead: float) -> None:
-        """Record the fastest way, and its lead: its speed over the next one's."""
-        self._write(_Found(best=best, clear=lead >= _CLEAR, profiles=self._read().profiles))
+        """Record the fastest way, and its lead: its speed over the next one's, or 1 where it was
+        not always the fastest."""
+        found = self._read()
+        before = found.agreed if found.best == best else 0
+        agreed = before + 1 if lead >= _CLEAR else 0
+        self._write(replace(found, tries=0, best=best, agreed=agreed, measured_at=time.time()))
 
     def profile(self, way: str) -> list[PassTime]:
         """What passes of a way take; empty if unknown."""
@@ -98,7 +108,8 @@ class StartRecord:
                 str(way): [(int(each[0]), int(each[1]), float(each[2])) for each in passes]
                 for way, passes in found.get("profiles", {}).items()
             }
-            return _Found(tries, tried_at, str(found["best"]), bool(found["clear"]), profiles)
+            agreed, measured_at = int(found["agreed"]), float(found["measured_at"])
+            return _Found(tries, tried_at, str(found["best"]), agreed, measured_at, profiles)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
             return _Found()
 

@@ -1,11 +1,9 @@
-"""Measures back ends: which of several is the fastest, and what the passes of one take."""
+"""Measures what the passes of a back end take, and what a dtype does."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import structlog
@@ -17,57 +15,25 @@ from transformers import PreTrainedModel
 from tandem.errors import first_line
 from tandem.inference.check.probe import Computes
 from tandem.inference.check.texts import ordinary_tokens
-from tandem.inference.choice.candidates import SPARE
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
-# Number of sequences, and the rows of each in consecutive passes.
-PassShape = tuple[int, tuple[int, ...]]
-# Drafts of one sequence, and of four: the first pass also feeds the tokens emitted before.
-DRAFTS: tuple[PassShape, ...] = ((1, (3, 1, 1, 1)), (4, (3, 1, 1, 1)))
-VERIFICATIONS: tuple[PassShape, ...] = ((1, (5,)), (1, (17,)), (4, (5,)))
-_CONTEXT = 64
-_MOST_ROWS = 17
-_WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
-_MEASURING_SECONDS = 0.6
 # As wide as no layer is, and vocabularies are.
 _HEAD = 32_000
 _FEW_WEIGHTS = 1 << 16
 # Of a layer: more say nothing more of a dtype.
 _MOST_OUTPUTS = 4096
+# Positions before the rows that are timed.
+CONTEXT = 64
 # A profile: sequences in a pass, each with as many rows; more sequences only if there is
 # time. A small model on a CPU takes half of it; a large one is loaded for far longer.
-_SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
+SEQUENCES, ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
 
 # A chunk of a prompt beside other texts, and the largest where there are none.
 PROMPT_ROWS = (256, 2048)
-
-
-def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[float]:
-    """Each back end's speed relative to the first (geometric mean over all shapes).
-
-    Args:
-        backends: one that is serving is measured while it serves.
-        shapes: of the passes to time.
-    """
-    count = max(texts for texts, _ in shapes)
-    positions = SPARE * count * (_CONTEXT + _MOST_ROWS)
-    apart = [backend.beside(positions) for backend in backends]
-    texts = [_begun(backend, count) for backend in apart]
-    logs = [0.0] * len(apart)
-    for texts_at_once, rows in shapes:
-        times = _times(apart, [own[:texts_at_once] for own in texts], rows, len(shapes))
-        for i, own_time in enumerate(times):
-            logs[i] += math.log(times[0] / own_time)
-    speeds = [math.exp(total / len(shapes)) for total in logs]
-    _log.info(
-        "speed of passes",
-        **{str(b): round(speed, 2) for b, speed in zip(apart, speeds, strict=True)},
-    )
-    return speeds
 
 
 def profile_of(backend: Computes, longest: int, prompts: Sequence[int] = ()) -> list[PassTime]:
@@ -83,7 +49,7 @@ def profile_of(backend: Computes, longest: int, prompts: Sequence[int] = ()) -> 
         For each number of sequences the same numbers of rows, as many as there is time for, and
         then the prompts; the best of three times.
     """
-    context = min(_CONTEXT, longest // 2)
+    context = min(CONTEXT, longest // 2)
     found = _of_few_rows(backend, longest, context)
     for rows in sorted({min(rows, longest - context) for rows in prompts}):
         cache = backend.pool.reserve(context + rows)
@@ -99,15 +65,15 @@ def profile_of(backend: Computes, longest: int, prompts: Sequence[int] = ()) -> 
 
 
 def _of_few_rows(backend: Computes, longest: int, context: int) -> list[PassTime]:
-    shapes = [rows for rows in _ROWS if context + rows <= longest]
+    shapes = [rows for rows in ROWS if context + rows <= longest]
     caches: list[Any] = []
     found: list[PassTime] = []
     until = time.perf_counter() + _PROFILE_SECONDS
     try:
-        for sequences in _SEQUENCES:
+        for sequences in SEQUENCES:
             level: list[PassTime] = []
             while len(caches) < sequences:
-                cache = backend.pool.reserve(context + _MOST_ROWS)
+                cache = backend.pool.reserve(context + ROWS[-1])
                 if cache is None or (found and time.perf_counter() > until):
                     return found
                 caches.append(cache)
@@ -127,8 +93,8 @@ def _best(
     backend: Computes, caches: Sequence[Any], rows: int, context: int, wanted: int | None = None
 ) -> int:
     """The least nanoseconds of a pass with some rows of each sequence; for `wanted` see
-    `_timed`."""
-    spent = [_timed(backend, caches, (rows,), context, wanted) for _ in range(1 + _REPEATS)]
+    `timed`."""
+    spent = [timed(backend, caches, (rows,), context, wanted) for _ in range(1 + _REPEATS)]
     return round(1e9 * min(spent[1:]))
 
 
@@ -147,7 +113,7 @@ def times_as_slow(model: PreTrainedModel) -> float:
         return 1.0
     times = []
     for own in (weight, weight.float()):
-        rows = torch.ones(_ROWS[1], own.shape[1], dtype=own.dtype)
+        rows = torch.ones(ROWS[1], own.shape[1], dtype=own.dtype)
         spent = []
         for _ in range(1 + _REPEATS):
             started = time.perf_counter()
@@ -164,38 +130,22 @@ def _inner_size(weight: Tensor) -> int:
 
 def is_whole(passes: Sequence[PassTime]) -> bool:
     """Whether nothing is missing in a profile."""
-    return len(passes) == len(_SEQUENCES) * len(_ROWS)
+    return len(passes) == len(SEQUENCES) * len(ROWS)
 
 
-def _times(
-    backends: Sequence[Backend], texts: Sequence[Sequence[Any]], rows: Sequence[int], shares: int
-) -> list[float]:
-    """Each back end's median seconds for passes of these rows of its texts. Passes of one shape are
-    repeated, since a pass of another size than the last one takes OpenVINO longer."""
-    spent: tuple[list[float], ...] = tuple([] for _ in backends)
-    started = time.perf_counter()
-    for repeat in range(_WARM_UP + _MAX_REPEATS):
-        for backend, caches, times in zip(backends, texts, spent, strict=True):
-            times.append(_timed(backend, caches, rows))
-        enough = repeat >= _WARM_UP + _MIN_REPEATS - 1
-        if enough and time.perf_counter() - started > _MEASURING_SECONDS / shares:
-            break
-    return [median(times[_WARM_UP:]) for times in spent]
-
-
-def _begun(backend: Backend, count: int) -> list[Any]:
-    """Sequences with some context each."""
-    caches = [backend.pool.reserve(_CONTEXT + _MOST_ROWS) for _ in range(count)]
+def begun(backend: Backend, count: int) -> list[Any]:
+    """Sequences with some context each, in a pool that is theirs."""
+    caches = [backend.pool.reserve(CONTEXT + ROWS[-1]) for _ in range(count)]
     for cache in caches:
-        backend.forward([Feed(cache, ordinary_tokens(backend.vocab_size, _CONTEXT), 0)])
+        backend.forward([Feed(cache, ordinary_tokens(backend.vocab_size, CONTEXT), 0)])
     return caches
 
 
-def _timed(
+def timed(
     backend: Computes,
     caches: Sequence[Any],
     rows: Sequence[int],
-    context: int = _CONTEXT,
+    context: int = CONTEXT,
     wanted: int | None = None,
 ) -> float:
     """Seconds of passes of some rows of each sequence, which are then forgotten. `wanted`: of how

@@ -73,7 +73,7 @@ def _rows(model: common_pb2.ModelInfo) -> dict[str, str]:
         "tokens a sequence": f"{model.max_length:,}",
         "sequences at once": f"{model.max_sequences:,}",
         "longest draft": f"{model.max_gamma}",
-        "runs on": f"{model.device}, {model.dtype}",
+        "runs on": f"{model.device}, {model.dtype}" + (f", by {model.engine}" * bool(model.engine)),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 from tandem.errors import StartupError
 from tandem.inference import decoder as decoder_module
 from tandem.inference.choice import choose as choice
-from tandem.inference.choice import speed
+from tandem.inference.choice import comparison
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend
 from tests.support.decoders import decoder_over
@@ -145,16 +146,34 @@ def test_on_another_device_it_is_refused() -> None:
         choice.choose_backend(random_llama(1).to("meta"), "openvino")
 
 
-@pytest.mark.parametrize(("gain", "engine"), [(1.5, "openvino"), (0.9, "torch")])
+def pass_times(factors: dict[str, float]) -> Callable[..., float]:
+    """A clock by which a pass takes 1 ms and each row 0.1 ms more, times the factors of its back
+    end's engine and dtype."""
+
+    def timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int], *_: Any) -> float:
+        named = str(backend).split()
+        factor = math.prod(each for name, each in factors.items() if name in named)
+        return factor * (1e-3 + 1e-4 * len(caches) * sum(rows))
+
+    return timed
+
+
+@pytest.mark.parametrize(("gain", "engine"), [(1.5, "openvino"), (1.03, "torch"), (0.9, "torch")])
 @pytest.mark.usefixtures("empty_cache")
 def test_the_faster_one_is_taken(gain: float, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "speeds_of", lambda *_: [1.0, gain])
+    monkeypatch.setattr(comparison, "timed", pass_times({"openvino": 1 / gain}))
     texts = random_texts()
     expected = plain_logits(build(SMALL), texts)
     decoder = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine="auto")
+    decoder.measure(64)
+    of_torch = decoder.pass_times
     assert (decoder.engine, decoder.improving) == ("torch", True), "it serves at once"
     decoder.improve()
     assert (decoder.engine, decoder.improving) == (engine, False)
+    changed = engine != "torch"
+    assert (decoder.pass_times != of_torch) == changed
+    if changed:
+        assert decoder.pass_times[0][2] == pytest.approx(1.1e6 / gain)
     assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
 
 
@@ -167,7 +186,6 @@ def test_the_measurement_sees_a_slow_pass(monkeypatch: pytest.MonkeyPatch) -> No
             right(self, *args)
         return right(self, *args)
 
-    monkeypatch.setattr(speed, "_MEASURING_SECONDS", 0.05)
     monkeypatch.setattr(OpenVinoPass, "__call__", slow)
     decoder, _ = load(build(SMALL), "auto")
     assert decoder.engine == "torch"
@@ -176,12 +194,8 @@ def test_the_measurement_sees_a_slow_pass(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last way that is tried is the fastest."""
-
-    def speeds_of(backends: Sequence[Backend], _: Any) -> list[float]:
-        return [1.0 + i for i in range(len(backends))]
-
-    monkeypatch.setattr(speed, "speeds_of", speeds_of)
+    """OpenVINO's pass is faster than torch's, and bfloat16 than float32."""
+    monkeypatch.setattr(comparison, "timed", pass_times({"openvino": 0.7, "bfloat16": 0.5}))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
@@ -227,9 +241,11 @@ def test_a_drafter_takes_the_fastest_dtype(
     expected = plain_logits(build(SMALL), texts)
     rounding = differences(expected, ragged_logits(decoder, texts)).mean()
     assert 0 < rounding < 0.1 * torch.cat(expected).std()
-    again = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
-    assert (again.dtype, again.engine) == ("bfloat16", decoder.engine), "it is remembered"
-    assert not again.improving
+    for improving in (True, False):
+        again = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine=engine, drafts=True)
+        assert (again.dtype, again.engine) == ("bfloat16", decoder.engine), "it is remembered"
+        assert again.improving == improving, "two starts must agree"
+        again.improve()
 
 
 @pytest.mark.usefixtures("empty_cache", "faster")
@@ -253,7 +269,7 @@ def test_a_small_drafter_is_not_warned_of_what_its_one_thread_cannot(
 @pytest.mark.parametrize("fault", ["measurement", "memory"])
 def test_a_trial_that_fails_leaves_what_serves(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "measurement":
-        monkeypatch.setattr(speed, "speeds_of", None)
+        monkeypatch.setattr(comparison, "costs_of", None)
     else:
         monkeypatch.setattr(decoder_module, "free_memory", lambda _: 0)
     decoder, (_,) = load(build(SMALL), "auto")

@@ -32,12 +32,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_fastest_way_is_remembered_and_how_clearly(folder: Path) -> None:
     model = random_llama(1)
     assert (StartRecord(model, 1).best, StartRecord(model, 1).clear) == ("", False)
-    for best, lead, clear in (("a", 1.5, True), ("b", 1.1, False), ("a", 1.2, True)):
+    for best, lead, clear in (
+        ("a", 1.5, False),
+        ("a", 1.2, True),
+        ("a", 1.1, False),  # a close one begins anew
+        ("a", 1.5, False),
+        ("b", 1.5, False),  # as does another
+        ("b", 1.5, True),
+    ):
         StartRecord(model, 1).measured(best, lead)
         assert (StartRecord(model, 1).best, StartRecord(model, 1).clear) == (best, clear)
     assert not StartRecord(model, 2).best, "other threads, another measurement"
     assert not StartRecord(model, 1, "drafts").best, "other ways, another measurement"
     assert not StartRecord(model.to(torch.bfloat16), 1).best
+
+
+def test_what_was_clear_holds_for_a_day(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was busy when both starts measured finds it out."""
+    model, now = random_llama(1), time.time()
+    for _ in range(2):
+        StartRecord(model, 1).measured("a", 2.0)
+    assert StartRecord(model, 1).clear
+    for later, clear in ((3600, True), (2 * 86_400, False), (-3600, False)):
+        monkeypatch.setattr(time, "time", lambda later=later: now + later)
+        assert StartRecord(model, 1).clear == clear
+        assert StartRecord(model, 1).best == "a", "it begins with it all the same"
 
 
 def test_tries_that_never_end_are_crashes_for_a_day(
@@ -94,7 +113,8 @@ def test_what_was_clear_is_not_measured_again(
 ) -> None:
     pytest.importorskip("openvino")
     model = build(LLAMA)
-    record_of(model).measured(f"{engine} float32", 2.0)
+    for _ in range(2):
+        record_of(model).measured(f"{engine} float32", 2.0)
     monkeypatch.setattr(choice, "by_openvino" if engine == "torch" else "by_torch", None)
     with torch.inference_mode():
         chosen = choose_backend(model, "auto")

@@ -208,7 +208,9 @@ def test_what_takes_trees_stays_at_hand_where_they_are_wanted(trees: bool) -> No
     model = build(MISTRAL)
     other = sharing_weights(model)
     decoder = decoder_over(model, "tiny", cache_tokens=64, trees=trees)
-    decoder._succeed(by_openvino(other, StartRecord(other, 1)))
+    faster = by_openvino(other, StartRecord(other, 1))
+    assert faster is not None
+    decoder._succeed(faster, ())
     assert (decoder.engine, decoder.takes_trees) == ("openvino", trees)
     chain = decoder.reserve(4)
     assert chain is not None

@@ -35,11 +35,16 @@ def rows_of(reply: pb.GetModelInfoResponse) -> dict[str, list[str]]:
 
 def test_a_drafter_with_a_model() -> None:
     small = common_pb2.ModelInfo(
-        model="small", vocab_size=7, parameters=9, device="cpu", dtype="float32"
+        model="small",
+        vocab_size=7,
+        parameters=9,
+        device="cpu",
+        dtype="float32",
+        engine="openvino",
     )
     rows = table(small, '{"method":"tree","model":"","acceptance":[0.7,0.1],"max_nodes":8}')
     assert rows["model"] == ["large", "small"]
-    assert rows["runs on"] == ["cuda, bfloat16", "cpu, float32"]
+    assert rows["runs on"] == ["cuda, bfloat16", "cpu, float32, by openvino"]
     assert rows["recipe"] == ["", "tree (acceptance 0.7, 0.1; max_nodes 8)"]
 
 
