@@ -51,8 +51,8 @@ class Memory:
     def __init__(self, capacity: int) -> None:
         self.tokens = [-1] * capacity
 
-    def move(self, places: Sequence[int], first: int) -> None:
-        self.tokens[first : first + len(places)] = [self.tokens[place] for place in places]
+    def move(self, places: Sequence[int], to: Sequence[int]) -> None:
+        self.tokens[to[0] : to[0] + len(places)] = [self.tokens[place] for place in places]
 
 
 def scorers_of(
