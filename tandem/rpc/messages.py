@@ -290,7 +290,7 @@ def check_cache_salt(salt: str) -> None:
         InvalidRequest: it is.
     """
     if len(salt) > _MAX_CACHE_SALT:
-        raise InvalidRequest(f"cache_salt must be at most {_MAX_CACHE_SALT} characters")
+        raise InvalidRequest(f"open.cache_salt must be at most {_MAX_CACHE_SALT} characters")
 
 
 # Beside the rows of a draft, what is around them in a message.

@@ -42,14 +42,15 @@ class Tables(PositionPool):
                     self._free.append(block.place)
 
     def adopt(self, cache: SequenceCache, token_ids: Sequence[int], salt: str) -> None:
-        """See `PositionPool`. The blocks that were reserved in their stead are free again."""
+        """See `PositionPool`. As many of the reserved blocks are free again."""
         table, own = _table_of(cache), cache.blocks
         with self._lock:
-            for block in self.blocks.along(token_ids, salt):
+            own += self.blocks.along(token_ids, salt)
+            for block in own:
                 self.blocks.use(block)
-                self._free.append(table[len(own)])
-                table[len(own)] = block.place
-                own.append(block)
+            rest = len(table) - len(own)
+            self._free += reversed(table[rest:])
+            table[:] = [*(block.place for block in own), *table[:rest]]
             cache.length = len(own) * self.blocks.size
 
     def _empty(self) -> int:

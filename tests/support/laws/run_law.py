@@ -58,8 +58,10 @@ from tests.support.laws.tables import (
     cache_of,
     extended,
     feature_of,
+    held_by,
     runs,
     scorers_of,
+    warm_cache,
 )
 from tests.support.laws.trees.laws import stops, told_of
 
@@ -214,7 +216,7 @@ class State:
         assert own is not None
         drafting = None if own.sequence is None else key_of(own.sequence)
         cache = sequence.caches[0]
-        held = cache.length, cache.pool.tokens[: cache.length], cache.branches
+        held = cache.length, held_by(cache), cache.branches
         untold = [
             (each.positions, None if each.states is None else each.states.tolist(), each.predicted)
             for each in own.untold
@@ -268,6 +270,7 @@ class RunLaw:
         shaped: makes the state of a text's shaping behind the prompt and the first token.
         end_token_ids: that end a text.
         log_probs: whether they come with the tokens.
+        warm: whether the target found the prompt computed, and lets the text be found.
     """
 
     def __init__(
@@ -280,6 +283,7 @@ class RunLaw:
         shaped: Callable[[], ShapedText] | None = None,
         end_token_ids: Sequence[int] = (),
         log_probs: bool = False,
+        warm: bool = False,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
@@ -301,6 +305,7 @@ class RunLaw:
         self._found: dict[Any, Any] = {}
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
         self._log_probs = LogProbsWanted() if log_probs else None
+        self._warm = warm
         self.deepest = self.empty = 0
 
     def _opened(self) -> TargetSequence:
@@ -314,12 +319,16 @@ class RunLaw:
             log_probs=self._log_probs,
         )
         own = OwnDrafting(list(PROMPT), self._own.feedback)
-        sequence = TargetSequence([], request, own=own)
+        sequence = TargetSequence(list(PROMPT), request, own=own)
         sequence.shaped = None if self._shaped is None else self._shaped()
-        sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM + PROBES) for _ in range(self._caches)]
+        room = len(PROMPT) + 2 * ROOM + PROBES
+        sequence.caches = [cache_of(room) for _ in range(self._caches)]
         sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
-        answering = RunAnswering(Chooser(()), self._target, {})
-        answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
+        if self._warm:
+            sequence.caches[0] = warm_cache(room)
+        else:
+            answering = RunAnswering(Chooser(()), self._target, {})
+            answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
         if self._own.feedback is not None and self._own.feedback.layers:
             own.untold = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -31,6 +32,7 @@ from tandem.engine.numbers.draws import drafts_of, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.inference.feed import DrawnToken, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.tables import Tables
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
@@ -53,6 +55,25 @@ class Memory:
 
     def move(self, places: Sequence[int], to: Sequence[int]) -> None:
         self.tokens[to[0] : to[0] + len(places)] = [self.tokens[place] for place in places]
+
+
+class SharedMemory(Tables):
+    """The same of several sequences, in blocks of one position that they share, in no order."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, 1)
+        self.tokens = [-1] * capacity
+        self._free = self._free[::2] + self._free[1::2]
+
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        for slot, token in zip(to, [self.tokens[slot] for slot in slots], strict=True):
+            self.tokens[slot] = token
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=nullcontext())
 
 
 def scorers_of(
@@ -81,8 +102,31 @@ def scorers_of(
     ]
 
 
+def held_by(cache: SequenceCache) -> Text:
+    """The tokens of its trunk."""
+    tokens: list[int] = cache.pool.tokens  # type: ignore[attr-defined]
+    return tuple(tokens[slot] for slot in cache.slots(0, cache.length))
+
+
 def cache_of(capacity: int) -> SequenceCache:
     return SequenceCache(Memory(capacity), 0, capacity)  # type: ignore[arg-type]
+
+
+def warm_cache(capacity: int) -> SequenceCache:
+    """Of a text whose prompt was computed for another one."""
+    pool = SharedMemory(capacity + len(PROMPT))
+    other = pool.reserve(len(PROMPT))
+    assert other is not None
+    other.adopt(PROMPT, "")
+    for token, slot in zip(PROMPT, other.slots(0, len(PROMPT)), strict=True):
+        pool.tokens[slot] = token
+    other.grow(PROMPT)
+    other.publish(PROMPT, len(PROMPT))
+    pool.release(other)
+    cache = pool.reserve(capacity)
+    assert cache is not None
+    assert cache.adopt(PROMPT, "") == len(PROMPT) - 1
+    return cache
 
 
 @lru_cache(maxsize=64)
@@ -292,11 +336,11 @@ class Answering:
         ]
         news = len(ids) - len(parents)
         old = 0 if news else len(cache.branches)
-        start = cache.length + old
-        memory[start : start + len(ids)] = ids
+        for slot, token in zip(cache.slots(cache.length + old, len(ids)), ids, strict=True):
+            memory[slot] = token
         length = cache.length
         cache.grow(ids, feed.parents)
-        trunk = tuple(memory[: cache.length])
+        trunk = held_by(cache)
         if self.text is not None and feed.features is None and not self._told:
             # A chain is drafted in the trunk itself.
             assert trunk[: len(self.text)] == self.text, "the cache holds another text"
@@ -304,7 +348,7 @@ class Answering:
         for row in range(old + 1, old + len(parents) + 1):
             path = []
             while row:
-                path.append(memory[cache.length + row - 1])
+                path.append(memory[cache.slots(cache.length + row - 1, 1)[0]])
                 row = cache.branches.parents[row - 1]
             seen.append((*trunk, *reversed(path)))
         return seen
