@@ -427,8 +427,9 @@ MUTANTS = (
     Mutant(
         "prefixes: a drafted token is published by the target",
         "target_svc/round.py",
-        "    cache.publish(sequence.token_ids, len(sequence.token_ids))\n",
-        "    text = [*sequence.token_ids, *draft.token_ids]\n    cache.publish(text, len(text))\n",
+        "        cache.rollback(sequence.length + decision.num_accepted)\n",
+        "        cache.publish([*sequence.token_ids, *draft.token_ids], cache.length)\n"
+        "        cache.rollback(sequence.length + decision.num_accepted)\n",
         (_WARM,),
     ),
     Mutant(

@@ -4,17 +4,20 @@ but what was emitted."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.ahead.forks import ForkedCache
 from tandem.drafting.methods import METHODS
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.feed import Feed
 from tandem.inference.kv.blocks import Blocks
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.pool import KVPool
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
 from tests.support.decoders import decoder_over
@@ -110,6 +113,45 @@ async def test_warm_texts_are_those_of_cold_ones(
     assert len(published) > 20
     for text in published:
         assert any(whole[: len(text)] == text[: len(whole)] for whole in emitted), "not emitted"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        'method = "cascade"\n[inner]\nmethod = "model"',
+        'method = "horizontal"\ntokens = [2]\n[[parts]]\nmethod = "lookup"\n'
+        '[[parts]]\nmethod = "model"',
+    ],
+)
+async def test_what_a_part_assumes_is_not_found(
+    recipe: str, tmp_path: Path, published: list[list[int]]
+) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe)
+    drafter = make_method("", DrafterSettings(recipe=str(file)))
+    target = make_target(random_llama(1))
+    for model in drafter.admission._pools:
+        model.pool.blocks = Blocks(BLOCK)  # type: ignore[attr-defined]
+    async with running(target, drafter):
+        text = await speculate(drafter, target, PROMPT, 60, sampling=SAMPLED, salt="")
+    emitted = [*PROMPT, *text.token_ids]
+    assert len(published) > 20
+    for one in published:
+        assert emitted[: len(one)] == one[: len(emitted)], "not emitted"
+
+
+def test_what_was_prepared_is_found_once_its_outcome_came() -> None:
+    pool, text = KVPool(32), [1] * 5
+    pool.blocks = Blocks(BLOCK)
+    cache = pool.reserve(16)
+    assert cache is not None
+    cache.adopt((), "")
+    cache.grow(text)
+    fork = ForkedCache.of(cache, 4, text[4:])
+    fork.publish(text, 4)
+    assert not cache.blocks
+    fork.adopt()
+    assert len(cache.blocks) == 2
 
 
 @pytest.mark.parametrize("name", ["model", "forest"])

@@ -278,6 +278,16 @@ def test_room_that_holds_nothing_goes_first_then_what_was_used_longest_ago(form:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_the_end_of_a_chain_is_forgotten_before_its_beginning(form: Form) -> None:
+    world = World(*form(8))
+    text = world.open("", [0] * 7, 1)
+    assert text is not None
+    world.close(text)
+    assert world.pool.reserve(4) is not None
+    assert len(list(world.pool.blocks.along([0] * 7, ""))) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_chat_that_goes_on_is_kept_once(form: Form) -> None:
     world, chat = World(*form(64)), [0, 1, 1, 0, 1]
     for _ in range(3):
