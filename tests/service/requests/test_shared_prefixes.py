@@ -89,7 +89,7 @@ async def service(
 async def test_a_prompt_is_found_by_texts_of_the_same_salt(service: Service) -> None:
     first, again = await service.opened(), await service.opened()
     assert (first.cached_tokens, again.cached_tokens) == (0, FOUND)
-    salted = {"cache_salt": "s" * 128}
+    salted: dict[str, Any] = {"cache_salt": "s" * 128}
     assert (await service.opened(**salted)).cached_tokens == 0
     assert (await service.opened(**salted)).cached_tokens == FOUND
     assert (await service.opened([*PROMPT[:20], 0, *PROMPT])).cached_tokens == 16

