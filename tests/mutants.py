@@ -15,31 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.mutants import OF_BLOCKS, Mutant
 from tests.support.repository import ROOT
 
 _LONGEST = 900  # seconds of one mutant's tests, so that one that makes them wait for ever ends
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One mistake.
-
-    Attributes:
-        name: what is wrong.
-        file: where, from the root.
-        old: the text that is replaced; it occurs once.
-        new: in its place.
-        tests: files of which at least one test must fail.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
 
 
 _RULES = "tests/unit/verification/test_verifiers_exact.py"
@@ -55,15 +36,10 @@ _SUCCESSION = "tests/service/replicas/test_succession.py"
 _GENERATE = "tests/service/requests/test_generate.py"
 _LAWS = "tests/system/serving/test_exactness.py"
 _TREE_LAWS = "tests/system/serving/test_trees.py"
-_PREFIXES = "tests/unit/inference/kv/test_prefixes.py"
-_WARM = "tests/unit/drafting/test_warm_texts.py"
-_SHARED = "tests/service/requests/test_shared_prefixes.py"
 
 _BLOCK = "tandem/verification/block.py"
 _TOKEN = "tandem/verification/token.py"
 _GREEDY = "tandem/verification/greedy_block.py"
-_BLOCKS = "tandem/inference/kv/blocks.py"
-_EXTENTS = "tandem/inference/kv/extents.py"
 _CHAIN_KERNELS = "tandem/verification/kernels/chains.py"
 _FIRST_FAILURE = "from tandem.verification.chain import up_to_first_failure as first\n\n        "
 
@@ -375,84 +351,7 @@ MUTANTS = (
         "            attentions += computes\n",
         ("tests/unit/inference/loading/test_partial.py",),
     ),
-    Mutant(
-        "prefixes: a block that is not full is shared, and written",
-        _EXTENTS,
-        "range(len(own) * size, end - size + 1, size)",
-        "range(len(own) * size, end, size)",
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: a hash without its parent",
-        _BLOCKS,
-        "blake2b(key + tokens, digest_size=_KEY_BYTES)",
-        "blake2b(tokens, digest_size=_KEY_BYTES)",
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: the salt is left out",
-        _BLOCKS,
-        'blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"salt")',
-        'blake2b(digest_size=_KEY_BYTES, person=b"salt")',
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: the hash is trusted",
-        _BLOCKS,
-        "if block is None or block.tokens != tokens:",
-        "if block is None:",
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: a block is freed with a user",
-        _BLOCKS,
-        "        if block.users:\n            return False\n",
-        "",
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: a block that is used again stays among those that may go",
-        _BLOCKS,
-        "self._kept.pop(block, None)",
-        "pass",
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: a chain's beginning is forgotten before its end",
-        "tandem/inference/kv/tables.py",
-        "for block in reversed(own):",
-        "for block in own:",
-        (_PREFIXES,),
-    ),
-    Mutant(
-        "prefixes: a drafted token is published by the target",
-        "target_svc/round.py",
-        "        cache.rollback(sequence.length + decision.num_accepted)\n",
-        "        cache.publish([*sequence.token_ids, *draft.token_ids], cache.length)\n"
-        "        cache.rollback(sequence.length + decision.num_accepted)\n",
-        (_WARM,),
-    ),
-    Mutant(
-        "prefixes: a drafted token is published by a part of a drafter",
-        "tandem/drafting/decoders/model.py",
-        "len(sequence.token_ids) - len(sequence.all_assumed())",
-        "len(sequence.token_ids)",
-        (_WARM,),
-    ),
-    Mutant(
-        "prefixes: what a prepared draft's outcome was is not published",
-        "tandem/drafting/ahead/forks.py",
-        "self.real.publish(*self.settled)",
-        "pass",
-        (_WARM,),
-    ),
-    Mutant(
-        "prefixes: the salt of a request is not the text's",
-        "tandem/serving/sequence.py",
-        "self._salt = request.cache_salt if self._shares else None",
-        'self._salt = "" if self._shares else None',
-        (_SHARED,),
-    ),
+    *OF_BLOCKS,
     Mutant(
         "orchestrator: numbers of rounds that were asked for ahead are used again",
         "orchestrator/text/target_failover.py",

@@ -48,6 +48,7 @@ from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunRound, run
 from tests.support.laws.methods import key_of
 from tests.support.laws.shaping import said_of
+from tests.support.laws.shared import warm_cache
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -61,7 +62,6 @@ from tests.support.laws.tables import (
     held_by,
     runs,
     scorers_of,
-    warm_cache,
 )
 from tests.support.laws.trees.laws import stops, told_of
 

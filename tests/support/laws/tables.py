@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -32,7 +31,6 @@ from tandem.engine.numbers.draws import drafts_of, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.inference.feed import DrawnToken, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.tables import Tables
 from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
@@ -55,25 +53,6 @@ class Memory:
 
     def move(self, places: Sequence[int], to: Sequence[int]) -> None:
         self.tokens[to[0] : to[0] + len(places)] = [self.tokens[place] for place in places]
-
-
-class SharedMemory(Tables):
-    """The same of several sequences, in blocks of one position that they share, in no order."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity, 1)
-        self.tokens = [-1] * capacity
-        self._free = self._free[::2] + self._free[1::2]
-
-    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
-        for slot, token in zip(to, [self.tokens[slot] for slot in slots], strict=True):
-            self.tokens[slot] = token
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=nullcontext())
 
 
 def scorers_of(
@@ -110,23 +89,6 @@ def held_by(cache: SequenceCache) -> Text:
 
 def cache_of(capacity: int) -> SequenceCache:
     return SequenceCache(Memory(capacity), 0, capacity)  # type: ignore[arg-type]
-
-
-def warm_cache(capacity: int) -> SequenceCache:
-    """Of a text whose prompt was computed for another one."""
-    pool = SharedMemory(capacity + len(PROMPT))
-    other = pool.reserve(len(PROMPT))
-    assert other is not None
-    other.adopt(PROMPT, "")
-    for token, slot in zip(PROMPT, other.slots(0, len(PROMPT)), strict=True):
-        pool.tokens[slot] = token
-    other.grow(PROMPT)
-    other.publish(PROMPT, len(PROMPT))
-    pool.release(other)
-    cache = pool.reserve(capacity)
-    assert cache is not None
-    assert cache.adopt(PROMPT, "") == len(PROMPT) - 1
-    return cache
 
 
 @lru_cache(maxsize=64)
