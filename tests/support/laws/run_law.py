@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -31,6 +32,8 @@ from tandem.engine.asks import (
 from tandem.engine.numbers.draws import drafts_of
 from tandem.engine.numbers.feedback import predicted
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.tables import Tables
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
@@ -48,7 +51,6 @@ from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunRound, run
 from tests.support.laws.methods import key_of
 from tests.support.laws.shaping import said_of
-from tests.support.laws.shared import warm_cache
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -75,6 +77,42 @@ ROOM = LENGTH + 2 * GAMMA
 SEED = 4
 # Several grants: plain rounds between drafts, which the drafter is told of later.
 SIZES = (DraftSize(GAMMA, NODES), DraftSize(0), DraftSize(GAMMA, NODES))
+
+
+class SharedMemory(Tables):
+    """A pool of tokens instead of keys and values, in blocks of one position, in no order."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, 1)
+        self.tokens = [-1] * capacity
+        self._free = self._free[::2] + self._free[1::2]
+
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        for slot, token in zip(to, [self.tokens[slot] for slot in slots], strict=True):
+            self.tokens[slot] = token
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=nullcontext())
+
+
+def warm_cache(capacity: int) -> SequenceCache:
+    """Of a text whose prompt was computed for another one."""
+    pool = SharedMemory(capacity + len(PROMPT))
+    other = pool.reserve(len(PROMPT))
+    assert other is not None
+    other.adopt(PROMPT, "")
+    for token, slot in zip(PROMPT, other.slots(0, len(PROMPT)), strict=True):
+        pool.tokens[slot] = token
+    other.grow(PROMPT)
+    other.publish(PROMPT, len(PROMPT))
+    pool.release(other)
+    cache = pool.reserve(capacity)
+    assert cache is not None
+    assert cache.adopt(PROMPT, "") == len(PROMPT) - 1
+    return cache
 
 
 class RunAnswering(Answering):
