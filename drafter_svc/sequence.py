@@ -41,6 +41,7 @@ class DraftedSequence(
         info: limits that were announced.
         grammars: for texts that keep to one.
         limits: of what is prepared ahead.
+        shares: whether sequences share computed prefixes.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class DraftedSequence(
         info: common_pb2.ModelInfo,
         grammars: Grammars,
         limits: AheadLimits = NOTHING_AHEAD,
+        shares: bool = True,
     ) -> None:
-        super().__init__(engine, info)
+        super().__init__(engine, info, shares)
         self._drafter, self._traits = drafter, drafter.traits
         self._grammars = grammars
         self._limits = limits
@@ -81,6 +83,7 @@ class DraftedSequence(
         sequence = self._sequence = DraftSequence(
             token_ids, sampling, request.target_vocab_size, self._traits.largest_tree
         )
+        sequence.salt = self._salt
         shaping = sampling.shaping
         if shaping and self._draws:
             if shaping.grammar and not await asyncio.to_thread(lambda: self._grammars.exist):
@@ -105,17 +108,23 @@ class DraftedSequence(
         self._end = length
         steps = self._drafter.open(sequence)
         _, times = await self._engine.open(sequence, steps, length, self.request_id, traced)
+        cached = min((cache.found for cache in sequence.caches), default=0)
         return StepReply(
             drafter_pb2.SequenceResponse(
                 opened=drafter_pb2.OpenedSequence(
                     times=messages.times_to(times),
                     open_sequences=self._engine.admission.open_sequences,
                     incarnation=self._incarnation,
+                    cached_tokens=cached,
                 )
             ),
             "prefill",
             times,
-            {"tandem.prompt_tokens": prompt_tokens, "tandem.batch_size": times.batch_size},
+            {
+                "tandem.prompt_tokens": prompt_tokens,
+                "tandem.cached_tokens": cached,
+                "tandem.batch_size": times.batch_size,
+            },
         )
 
     async def _step(

@@ -44,7 +44,12 @@ class DrafterServicer(
             await self.streams.run(
                 context,
                 lambda: DraftedSequence(
-                    loaded.engine, loaded.drafter, loaded.info, loaded.grammars, loaded.ahead
+                    loaded.engine,
+                    loaded.drafter,
+                    loaded.info,
+                    loaded.grammars,
+                    loaded.ahead,
+                    self.settings.prefix_cache,
                 ),
             )
 

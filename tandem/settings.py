@@ -175,6 +175,11 @@ class ModelSettings(ServiceSettings):
         " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory if"
         " that is less",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="whether prompts that begin alike are computed once: what sequences have"
+        " computed is kept in the KV cache until its room is needed",
+    )
     max_waiting: int = Field(
         64, ge=0, description="sequences that may wait for a slot; one more is refused at once"
     )

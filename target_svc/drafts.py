@@ -65,6 +65,7 @@ class OwnDrafts:
             text, news = news[:-1], news[-1:]
             drafting = DraftSequence(text, request.sampling, self.vocab_size, request.nodes)
             drafting.caches, drafting.shaped = sequence.caches[1:], sequence.shaped
+            drafting.salt = request.salt
             own.sequence = drafting
             yield from self.drafter.open(drafting)
         method = go_on(self.drafter, drafting, round_, news, size, feedback)

@@ -120,7 +120,7 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         leader=own.leader,
         quantization=own.quantization,
         memory_share=own.memory_share,
-        prefix_cache=own.prefix_cache,
+        prefix_cache=settings.prefix_cache,
         eager=own.eager,
         checked=own.checked,
         further=further,

@@ -46,6 +46,7 @@ class TargetRequest:
         end_token_ids: that end a run.
         feedback: that its drafter wants; None for none.
         log_probs: that come with its tokens; None for none.
+        salt: of the texts with which it shares its computed prefix; None shares nothing.
     """
 
     sampling: Sampling
@@ -55,6 +56,7 @@ class TargetRequest:
     end_token_ids: frozenset[int] = frozenset()
     feedback: FeedbackWanted | None = None
     log_probs: LogProbsWanted | None = None
+    salt: str | None = None
 
 
 @dataclass(eq=False)
@@ -62,7 +64,7 @@ class TargetSequence:
     """One sequence as the target sees it.
 
     Attributes:
-        token_ids: of the prompt, until they are computed.
+        token_ids: of the prompt, and emitted ones.
         request: what is asked of it.
         carry: the verifier's state between rounds.
         own: the text as the target's own drafter has it; None where it has no drafter.
@@ -104,26 +106,27 @@ def cache_of(sequence: TargetSequence) -> SequenceCache:
 def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decision | None]:
     """Compute the prompt and draw the first token, a round without a draft.
 
+    What is found of the prompt is not computed, unless its states or log probabilities are wanted.
     With a carry no token is drawn: the rule needs a draft at the next position.
     """
-    prompt, cache = sequence.token_ids, cache_of(sequence)
+    prompt, cache, salt = sequence.token_ids, cache_of(sequence), sequence.request.salt
+    sequence.length = len(prompt)
     if sequence.carry is not None:
         *before, sequence.last_token = prompt
-        sequence.length, sequence.token_ids = len(prompt), []
         if before:
-            yield Take(scorer, Feed(cache, before[cache.adopt(before) :], 0))
+            yield Take(scorer, Feed(cache, before[cache.adopt(before, salt) :], 0))
+            cache.publish(before, len(before))
         return None
     wanted = _told_of_prompt(sequence)
     states = 0 if wanted is None else min(wanted.prompt_tokens, len(prompt))
-    rest = prompt
     log_probs = sequence.request.log_probs
     if log_probs is not None and log_probs.prompt:
+        cache.adopt((), salt)
         yield from _read_prompt(scorer, sequence, log_probs)
         rest, states = prompt[-1:], min(states, 1)
-    elif not states:
-        rest = prompt[cache.adopt(prompt) :]
+    else:
+        rest = prompt[cache.adopt(prompt[: len(prompt) + 1 - max(states, 1)], salt) :]
     scored = yield Take(scorer, Feed(cache, rest, 1, states=states))
-    sequence.length, sequence.token_ids = len(prompt), []
     shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
     told = wanted if states else None
     decision = yield from _decide(sequence, round_, NO_DRAFT, scored, told, shaped)
@@ -236,7 +239,8 @@ def _decide(
     wanted: FeedbackWanted | None,
     shaped: ShapedRows | None,
 ) -> Steps[Decision]:
-    """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
+    """The rule's verdict, written into the sequence; the cache keeps the accepted path alone, and
+    others may find it."""
     request = sequence.request
     decided: DeviceVerdict = yield Decide(
         rule=request.rule,
@@ -264,6 +268,8 @@ def _decide(
     sequence.length += decision.num_accepted + (not decision.dead_end)
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry
+    sequence.token_ids += decision.emitted
+    cache.publish(sequence.token_ids, len(sequence.token_ids))
     if sequence.shaped is not None:
         sequence.shaped.extend(decision.emitted)
     return decision

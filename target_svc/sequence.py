@@ -47,6 +47,7 @@ class VerifiedSequence(
         feedback_layers: whose hidden states it can give.
         probe_tokens: extra embeddings that it has for probes.
         rules: that it offers, by name.
+        shares: whether sequences share computed prefixes.
     """
 
     many_answers = "run"
@@ -62,8 +63,9 @@ class VerifiedSequence(
         feedback_layers: Sequence[int] = (),
         probe_tokens: int = 0,
         rules: Rules = BUILT_IN,
+        shares: bool = True,
     ) -> None:
-        super().__init__(engine, info)
+        super().__init__(engine, info, shares)
         self._info = info
         self._feedback_layers = feedback_layers
         self._probe_tokens = probe_tokens
@@ -107,6 +109,7 @@ class VerifiedSequence(
             dead_end=dead_end,
             log_probs=None if decision is None else log_probs.log_probs_to(decision.log_probs),
             prompt_log_probs=log_probs.log_probs_to(sequence.prompt_log_probs),
+            cached_tokens=rounds.cache_of(sequence).found,
         )
         sequence.prompt_log_probs = []
         if decision is not None and (feedback := self._feedback_of(decision)) is not None:
@@ -115,7 +118,11 @@ class VerifiedSequence(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
             times,
-            {"tandem.prompt_tokens": prompt_tokens, "tandem.batch_size": times.batch_size},
+            {
+                "tandem.prompt_tokens": prompt_tokens,
+                "tandem.cached_tokens": opened.cached_tokens,
+                "tandem.batch_size": times.batch_size,
+            },
         )
 
     def _sequence_from(self, request: target_pb2.OpenSequence) -> TargetSequence:
@@ -155,6 +162,7 @@ class VerifiedSequence(
             end_token_ids=frozenset(request.end_token_ids),
             feedback=wanted_from(request.feedback, room),
             log_probs=self._log_probs_from(request, len(token_ids)),
+            salt=self._salt,
         )
         drafts = self._drafts
         own = None if drafts is None else OwnDrafting(list(token_ids), drafts.feedback)

@@ -105,6 +105,7 @@ class TargetServicer(
                     feedback_layers=loaded.decoder.about.of_layers,
                     probe_tokens=loaded.decoder.about.probe_tokens,
                     rules=loaded.rules,
+                    shares=self.settings.prefix_cache,
                 ),
             )
 

@@ -103,9 +103,6 @@ class VllmSettings(BaseSettings):
         le=1,
         description="share of a GPU's memory for weights and KV cache, unless CACHE_TOKENS is set",
     )
-    prefix_cache: bool = Field(
-        True, description="whether prompts that begin alike are computed once"
-    )
     eager: bool = Field(False, description="whether passes run without compilation and CUDA graphs")
     arguments: Path | None = Field(
         None,

@@ -38,6 +38,7 @@ class DraftSequence:
             nothing. Its holder moves it on. At a drafter it is for the acceptance's sake:
             drafts are exact without it.
         threshold: below which a drafted token ends a draft, where the method has one.
+        salt: of the texts with which it shares its computed prefix; None shares nothing.
         assumed: last ones of `token_ids` that are not emitted yet, where another method drafted
             them and this one goes on behind them.
         within: the sequence of the whole that its method is a part of.
@@ -56,6 +57,7 @@ class DraftSequence:
     feedback: KnownFeedback = field(default_factory=KnownFeedback)
     shaped: ShapedText | None = None
     threshold: Threshold | None = None
+    salt: str | None = None
     assumed: list[int] = field(default_factory=list)
     within: DraftSequence | None = None
     part: int = 1
@@ -69,12 +71,14 @@ class DraftSequence:
         """What applies behind the text and drafted tokens, see `ShapedText.rows`."""
         if self.shaped is None:
             return None
-        assumed: list[int] = []
-        sequence: DraftSequence | None = self
-        while sequence is not None:
-            assumed = [*sequence.assumed, *assumed]
-            sequence = sequence.within
+        assumed = self.all_assumed()
         return self.shaped.rows([None if path is None else [*assumed, *path] for path in paths])
+
+    def all_assumed(self) -> list[int]:
+        """Last ones of `token_ids` that are not emitted yet, whichever of the wholes assumed
+        them."""
+        before = [] if self.within is None else self.within.all_assumed()
+        return [*before, *self.assumed]
 
 
 class DraftedVocabulary(NamedTuple):

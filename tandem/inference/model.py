@@ -81,6 +81,11 @@ class Model(ABC):
         """Positions that no sequence has reserved."""
         return 0 if self.pool is None else int(self.pool.free_positions)
 
+    @property
+    def kept_positions(self) -> int:
+        """Of these, positions whose prefixes can be found."""
+        return 0 if self.pool is None else int(self.pool.kept_positions)
+
     @abstractmethod
     def reserve(self, capacity: int, nodes: int = 0) -> Any:
         """Room for a sequence; None if there is none now.

@@ -17,6 +17,7 @@ from tandem.telemetry.stages import StageTimes
 
 PROTOCOL_VERSION = 2
 MAX_REQUEST_ID = 128
+_MAX_CACHE_SALT = 128
 # Ids that end a text: a model's own, and those of a request.
 MOST_ENDS = 256
 
@@ -280,6 +281,16 @@ def check_request_id(request_id: str) -> None:
     """
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable():
         raise InvalidRequest(f"request_id must be at most {MAX_REQUEST_ID} printable characters")
+
+
+def check_cache_salt(salt: str) -> None:
+    """Refuse a salt that is too long.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    if len(salt) > _MAX_CACHE_SALT:
+        raise InvalidRequest(f"open.cache_salt must be at most {_MAX_CACHE_SALT} characters")
 
 
 # Beside the rows of a draft, what is around them in a message.

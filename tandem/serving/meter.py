@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tandem.engine.engine import Answered
@@ -10,11 +11,20 @@ from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.stages import ENGINE_STAGES, name_of
 
 if TYPE_CHECKING:
+    from tandem.inference.model import Model
     from tandem.serving.loaded import LoadedService
     from tandem.telemetry.metrics.instruments import Instruments
 
 _NS = 1e-9
 _STEPS = {metrics.DRAFTER: "draft", metrics.TARGET: "verify"}
+
+
+# Of a model.
+_POSITIONS: Mapping[str, Callable[[Model], int]] = {
+    "free": lambda model: model.free_positions - model.kept_positions,
+    "kept": lambda model: model.kept_positions,
+    "used": lambda model: model.positions - model.free_positions,
+}
 
 
 class EngineMeter:
@@ -39,6 +49,8 @@ class EngineMeter:
             for step in ("prefill", self._step, *(["draft"] if loaded.drafts_inside else []))
         }
         self._exemplar_of = instruments.exemplar_of
+        self._queries = instruments.counter(metrics.PREFIX_CACHE_QUERIES, role)
+        self._hits = instruments.counter(metrics.PREFIX_CACHE_HITS, role)
         self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
         engine = loaded.engine
         engine.on_answered, engine.on_step = self.answered, self.stepped
@@ -47,18 +59,8 @@ class EngineMeter:
         watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)
         if models := loaded.models:
             # Asked each time: a model that goes over to a faster pass has another cache.
-            watch(
-                metrics.KV_POSITIONS,
-                lambda: sum(model.free_positions for model in models),
-                role,
-                "free",
-            )
-            watch(
-                metrics.KV_POSITIONS,
-                lambda: sum(m.positions - m.free_positions for m in models),
-                role,
-                "used",
-            )
+            for state, read in _POSITIONS.items():
+                watch(metrics.KV_POSITIONS, partial(_sum, read, models), role, state)
 
     def stepped(self, sequences: int) -> None:
         """Count a pass, by the number of sequences that share it. Engine thread."""
@@ -69,5 +71,13 @@ class EngineMeter:
         for job, lap, times in results:
             exemplar = self._exemplar_of(job.traced)
             step = lap or ("prefill" if job.opens else self._step)
+            if job.opens:  # of several models the first one
+                for cache in job.sequence.caches[:1]:
+                    self._queries.value += cache.looked_up
+                    self._hits.value += cache.found
             for stage, histogram in self._stages[step]:
                 histogram.observe(times.of(stage) * _NS, exemplar)
+
+
+def _sum(read: Callable[[Model], int], models: Sequence[Model]) -> int:
+    return sum(map(read, models))

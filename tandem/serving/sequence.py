@@ -30,6 +30,7 @@ class OpenRequest(Protocol):
     request_id: str
     fingerprint: str
     emitted_tokens: int
+    cache_salt: str
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -42,11 +43,14 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
     Args:
         engine: runs the steps.
         info: limits that were announced.
+        shares: whether sequences share computed prefixes.
     """
 
-    def __init__(self, engine: Engine, info: common_pb2.ModelInfo) -> None:
+    def __init__(self, engine: Engine, info: common_pb2.ModelInfo, shares: bool) -> None:
         super().__init__()
         self._engine = engine
+        self._shares = shares
+        self._salt: str | None = None
         self._max_length = info.max_length
         self._max_gamma = info.max_gamma
         self._fingerprint = info.fingerprint
@@ -59,12 +63,15 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
         """Learn whose text it is, and that it counts on this service.
 
         Raises:
-            InvalidRequest: the request id cannot be one, or more was emitted than there is.
+            InvalidRequest: the request id or the salt cannot be one, or more was emitted than there
+                is.
             Unavailable: the caller counts on another service.
         """
         messages.check_request_id(request.request_id)
+        messages.check_cache_salt(request.cache_salt)
         self.request_id = request.request_id
         bind_request(self.request_id)
+        self._salt = request.cache_salt if self._shares else None
         require_same(request.fingerprint, self._fingerprint)
         if 0 < len(request.token_ids) <= request.emitted_tokens:
             raise InvalidRequest(

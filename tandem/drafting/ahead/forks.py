@@ -30,12 +30,14 @@ class ForkedCache:
         path: rows that extend the real trunk.
         rows: branch rows of the fork.
         branches: how these hang together, in the fork's own numbers.
+        settled: a text, and how much of it others may find if the outcome occurs.
     """
 
     real: SequenceCache
     path: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     branches: Branches = NO_BRANCHES
+    settled: tuple[Sequence[int], int] = ((), 0)
 
     @classmethod
     def of(cls, cache: SequenceCache, length: int, token_ids: Sequence[Any]) -> ForkedCache:
@@ -62,6 +64,10 @@ class ForkedCache:
         self.path += [self.rows[row - 1] for row in path]
         self.rows, self.branches = [], NO_BRANCHES
 
+    def publish(self, token_ids: Sequence[int], end: int) -> None:
+        """See `SequenceCache.publish`; nothing is found of a fork before its outcome occurs."""
+        self.settled = token_ids, end
+
     def placed(self, feed: Feed, before: int) -> PlacedFeed:
         """Where a feed of the fork goes, by the number of rows before it in the real cache."""
         parents = list(feed.parents or ())
@@ -79,6 +85,7 @@ class ForkedCache:
     def adopt(self) -> None:
         """Make the real cache what the fork is."""
         self.real.keep(self.path, self.rows)
+        self.real.publish(*self.settled)
 
 
 @dataclass(frozen=True, slots=True)

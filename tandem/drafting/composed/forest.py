@@ -52,7 +52,7 @@ class ForestDrafter(Drafter):
             )
             # A round's draws are numbered over all parts, so no two have one number.
             own.caches, own.numbers = [cache], sequence.numbers
-            own.shaped = sequence.shaped
+            own.shaped, own.salt = sequence.shaped, sequence.salt
             sequence.state.append(own)
             yield from part.open(own)
 

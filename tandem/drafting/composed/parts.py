@@ -26,6 +26,7 @@ def begin_part(
         list(sequence.token_ids), sequence.sampling, sequence.vocab_size, sequence.nodes
     )
     own.caches, own.shaped, own.within = list(caches), sequence.shaped, sequence
+    own.salt = sequence.salt
     whole = sequence
     while whole.within is not None:
         whole = whole.within
@@ -96,8 +97,8 @@ def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept:
     """
     if own.threshold is not None:
         own.threshold.learn(kept)
-    drafter.observe(own, token_ids)
     own.assumed += token_ids
+    drafter.observe(own, token_ids)
 
 
 def settle(drafter: PartDrafter, own: DraftSequence, emitted: Sequence[int]) -> None:

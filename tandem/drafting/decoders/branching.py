@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tandem.drafting.decoders.growth import Growth
-from tandem.drafting.decoders.model import ModelDrafter, cache_of
+from tandem.drafting.decoders.model import ModelDrafter, cache_of, publish
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.drafter import DraftSequence, Setting, Traits
 from tandem.drafting.stop import FIXED, Stop
@@ -186,3 +186,4 @@ class BranchingDrafter(ModelDrafter):
         held.trunk += emitted[: len(kept)]
         held.behind, held.draft, held.rows = {}, None, {}
         sequence.token_ids.extend(emitted)
+        publish(sequence)

@@ -45,9 +45,11 @@ class ModelDrafter(PartDrafter):
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
-        prompt = list(sequence.token_ids)
-        yield Take(self.scorer, Feed(cache_of(sequence), self.known(prompt), 0))
+        prompt, cache = list(sequence.token_ids), cache_of(sequence)
+        found = cache.adopt(prompt, sequence.salt)
+        yield Take(self.scorer, Feed(cache, self.known(prompt[found:]), 0))
         sequence.state = prompt
+        publish(sequence)
         if self._stop.early:
             sequence.threshold = self._stop.begin()
 
@@ -112,6 +114,7 @@ class ModelDrafter(PartDrafter):
         cache_of(sequence).rollback(kept)
         del held[kept:]
         sequence.token_ids.extend(emitted)
+        publish(sequence)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:
         """See `PartDrafter`; what the cache holds of the tokens that stay, stays."""
@@ -138,6 +141,13 @@ def cache_of(sequence: DraftSequence) -> SequenceCache:
     """Its extent of the only scorer's pool."""
     cache: SequenceCache = sequence.caches[0]
     return cache
+
+
+def publish(sequence: DraftSequence) -> None:
+    """Let others find what is computed of a text; but for its last token, which is computed again
+    where drafts are made ahead, and for tokens that are not emitted yet."""
+    settled = len(sequence.token_ids) - len(sequence.all_assumed())
+    cache_of(sequence).publish(sequence.token_ids, settled - 1)
 
 
 StopKey = Annotated[

@@ -54,13 +54,13 @@ class Packing:
                 length = cache.length + count
             if length > cache.capacity:
                 raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
-            segment = Segment(first, count, cache.start, length, branches)
+            segment = Segment(first, count, cache.start, length, branches, cache.table)
             packing.segments.append(segment)
             if branches is None:
                 packing.positions.extend(range(length - count, length))
             else:
                 packing.positions.extend(segment.behind[0][-count:].tolist())
-            packing.slots.extend(range(cache.start + length - count, cache.start + length))
+            packing.slots.extend(cache.slots(length - count, count))
             first += count
             packing.rows.extend(range(first - feed.rows, first))
             packing.states.extend(range(first - feed.states, first))

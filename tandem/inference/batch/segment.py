@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,11 @@ class Segment:
     Attributes:
         first: its first row of the batch.
         count: its new tokens.
-        start: first slot of its extent of the pool.
+        start: first slot of its extent of the pool; 0 where it has a table.
         length: its slots in use, the new ones included.
         branches: its branch rows, which are the last of these slots; None for a chain, whose order
             in memory is the order of the text.
+        table: its blocks of the pool; None where it has an extent.
     """
 
     first: int
@@ -27,6 +29,7 @@ class Segment:
     start: int
     length: int
     branches: Branches | None = None
+    table: Sequence[int] | None = None
 
     @property
     def reach(self) -> int:

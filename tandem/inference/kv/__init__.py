@@ -1,1 +1,1 @@
-"""The KV pool: sequences' extents in it, their branch rows, and its size."""
+"""The KV pool: sequences' parts of it, their branch rows, shared prefixes, and its size."""

@@ -1,4 +1,4 @@
-"""Extents of a pool of positions: which sequence holds which part, whatever is stored there."""
+"""Which sequence holds which part of a pool of positions, whatever is stored there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import bisect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+from tandem.inference.kv.blocks import Block, Blocks
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
+
+# Blocks that are copied at a time: meanwhile no sequence is admitted.
+_COPIED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +28,48 @@ class Mark:
 
 @dataclass(eq=False, slots=True)
 class SequenceCache:
-    """One sequence's extent of the pool: its trunk, followed by branch rows.
+    """One sequence's part of the pool: its trunk, followed by branch rows.
 
     Attributes:
-        pool: that the extent is part of.
-        start: first position in the pool.
+        pool: that it is part of.
+        start: first slot of its extent; 0 where it has a table.
         capacity: reserved positions, including scratch for branch rows.
         length: of the trunk, in positions.
         branches: branch rows that were fed since the trunk last grew.
         branch_tokens: tokens of these rows, as they were fed: ids or `DrawnToken`.
+        table: numbers of its blocks of the pool, in order; None where it has an extent.
+        salt: of the texts with which it shares its prefix; None shares nothing.
+        looked_up: tokens of its prompt that were looked for.
+        found: of these, the first ones, that were computed before it opened.
+        blocks: the full ones at its beginning that others may find. Nothing is written there.
     """
 
-    pool: Extents
+    pool: PositionPool
     start: int
     capacity: int
     length: int = 0
     branches: Branches = NO_BRANCHES
     branch_tokens: tuple[Any, ...] = ()
+    table: list[int] | None = None
+    salt: str | None = None
+    looked_up: int = 0
+    found: int = 0
+    blocks: list[Block] = field(default_factory=list)
+
+    def slots(self, first: int, count: int) -> Sequence[int]:
+        """Where its positions from `first` on are in the pool."""
+        if self.table is None:
+            return range(self.start + first, self.start + first + count)
+        size, table = self.pool.blocks.size, self.table
+        return [table[at // size] * size + at % size for at in range(first, first + count)]
 
     def rollback(self, length: int) -> None:
-        """Forget all positions at or beyond `length`, and all branch rows."""
+        """Forget all positions at or beyond `length`, and all branch rows.
+
+        Raises:
+            ValueError: others may find some of these positions.
+        """
+        self._check_private(length)
         self.length = min(self.length, length)
         self._forget_branches()
 
@@ -97,12 +124,13 @@ class SequenceCache:
                 raise ValueError(f"row {row} does not hang at the path")
             parents.append(places[parent])
             places[row] = number
-        end, rows = self.start + self.length, [*path, *behind]
-        in_place = 0
+        rows, in_place = [*path, *behind], 0
         while in_place < len(rows) and rows[in_place] == in_place + 1:
             in_place += 1
         if in_place < len(rows):
-            self.pool.move([end + row - 1 for row in rows[in_place:]], end + in_place)
+            slots = self.slots(self.length, len(self.branches))
+            to = slots[in_place : len(rows)]
+            self.pool.move([slots[row - 1] for row in rows[in_place:]], to)
         self.length += len(path)
         self.branch_tokens = tuple(self.branch_tokens[row - 1] for row in behind)
         self.branches = NO_BRANCHES.grown(parents)
@@ -114,7 +142,11 @@ class SequenceCache:
         Args:
             length: of the trunk that is left.
             token_ids: of the positions that become rows.
+
+        Raises:
+            ValueError: others may find some of these positions.
         """
+        self._check_private(length)
         count = self.length - length
         parents = (*range(count), *(parent + count for parent in self.branches.parents))
         self.length, self.branches = length, NO_BRANCHES.grown(parents)
@@ -132,65 +164,195 @@ class SequenceCache:
             mark.branch_tokens,
         )
 
-    def adopt(self, token_ids: Sequence[int]) -> int:
-        """Positions of a prompt's beginning that are there already, computed for other sequences;
-        only before the first feed. The prompt's last token is never one. Extents are not shared.
+    def adopt(self, token_ids: Sequence[int], salt: str | None) -> int:
+        """Take over what is computed of a prompt's beginning; only before the first feed.
+
+        Args:
+            token_ids: of the prompt; the last one is not looked for.
+            salt: see the attributes. Without a call nothing is shared.
+
+        Returns:
+            Positions that were found, and need not be fed.
         """
-        return 0
+        self.salt = salt
+        if salt is not None:
+            self.looked_up = len(token_ids)
+            self.pool.adopt(self, token_ids, salt)
+        self.found = self.length
+        return self.found
+
+    def publish(self, token_ids: Sequence[int], end: int) -> None:
+        """Let others find the full blocks of a text's beginning, as far as they are computed.
+
+        Args:
+            token_ids: of the text, from its beginning on.
+            end: tokens of these that will not be taken back.
+        """
+        end = min(end, self.length)
+        if self.salt is not None and end // self.pool.blocks.size > len(self.blocks):
+            self.pool.publish(self, token_ids, end, self.salt)
+
+    def _check_private(self, length: int) -> None:
+        if self.blocks and length < len(self.blocks) * self.pool.blocks.size:
+            raise ValueError(f"positions from {length} on are shared")
 
     def _forget_branches(self) -> None:
         self.branches, self.branch_tokens = NO_BRANCHES, ()
 
 
-class Extents(ABC):
-    """Contiguous parts of a range of positions. They never overlap; freed neighbours merge again.
+class PositionPool(ABC):
+    """A range of positions that sequences hold parts of. Any thread may call it.
+
+    Attributes:
+        positions: that all sequences may hold together.
+        blocks: those of its blocks that hold prefixes which can be found.
 
     Args:
-        positions: that all sequences may hold together; rounded up to whole blocks.
-        block: positions that can only be held together; an extent is a number of whole blocks.
+        positions: see above.
+        block: positions of a block.
     """
 
-    def __init__(self, positions: int, block: int = 1) -> None:
-        self.positions = _whole(positions, block)
-        self._block = block
+    def __init__(self, positions: int, block: int) -> None:
+        self.positions = positions
+        self.blocks = Blocks(block)
         self._lock = threading.Lock()
-        self._free = [(0, self.positions)]  # (start, size), by start, never adjacent
-
-    def reserve(self, capacity: int) -> SequenceCache | None:
-        """An extent in the first gap that fits; None if no gap is large enough now."""
-        capacity = _whole(capacity, self._block)
-        with self._lock:
-            for i, (start, size) in enumerate(self._free):
-                if size >= capacity:
-                    left = [(start + capacity, size - capacity)] if size > capacity else []
-                    self._free[i : i + 1] = left
-                    return SequenceCache(self, start, capacity)
-        return None
-
-    def release(self, cache: SequenceCache) -> None:
-        """Give an extent back; it must not be fed any more."""
-        with self._lock:
-            i = bisect.bisect(self._free, (cache.start, 0))
-            start, end = cache.start, cache.start + cache.capacity
-            first = last = i
-            if i > 0 and sum(self._free[i - 1]) == start:
-                first, start = i - 1, self._free[i - 1][0]
-            if i < len(self._free) and self._free[i][0] == end:
-                last, end = i + 1, end + self._free[i][1]
-            self._free[first:last] = [(start, end - start)]
 
     @abstractmethod
-    def move(self, slots: Sequence[int], first: int) -> None:
-        """Copy the content of `slots`, in all layers, to the slots from `first` on. If the two
-        overlap, the content from before the call is copied."""
+    def reserve(self, capacity: int) -> SequenceCache | None:
+        """A sequence's part; None if there is no room now. What is kept for nobody yields, the part
+        that was used longest ago first."""
+
+    @abstractmethod
+    def release(self, cache: SequenceCache) -> None:
+        """Give a part back; it must not be fed any more. What others may find in it is kept."""
+
+    @abstractmethod
+    def adopt(self, cache: SequenceCache, token_ids: Sequence[int], salt: str) -> None:
+        """See `SequenceCache.adopt`; the cache's length is what was found."""
+
+    def publish(self, cache: SequenceCache, token_ids: Sequence[int], end: int, salt: str) -> None:
+        """See `SequenceCache.publish`."""
+        size, own = self.blocks.size, cache.blocks
+        with self._lock:
+            for first in range(len(own) * size, end - size + 1, size):
+                tokens, place = token_ids[first : first + size], self._place(cache, first)
+                block, replaced = self.blocks.add(own, tokens, salt, place)
+                own.append(block)
+                if replaced is not None:
+                    self._free_block(replaced.place)
+
+    @abstractmethod
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        """Copy the content of slots, in all layers, to as many others, which follow each other in a
+        sequence. If the two overlap, the content from before the call is copied."""
 
     @property
     def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
+        """Positions that no sequence has reserved, kept ones among them."""
         with self._lock:
-            return sum(size for _, size in self._free)
+            return self._empty() + self.blocks.num_kept * self.blocks.size
+
+    @property
+    def kept_positions(self) -> int:
+        """Positions that no sequence has reserved, and whose prefixes can be found."""
+        with self._lock:
+            return self.blocks.num_kept * self.blocks.size
+
+    @abstractmethod
+    def _empty(self) -> int:
+        """Positions that no sequence has, and that hold nothing."""
+
+    @abstractmethod
+    def _place(self, cache: SequenceCache, first: int) -> int:
+        """The place of a sequence's block, as `_free_block` takes it."""
+
+    @abstractmethod
+    def _free_block(self, place: int) -> None:
+        """The block at a place holds nothing any more."""
 
 
-def _whole(positions: int, block: int) -> int:
-    """Positions, rounded up to whole blocks."""
-    return -(-positions // block) * block
+class Extents(PositionPool):
+    """Contiguous parts of a range of positions. They never overlap; freed neighbours merge again.
+
+    Attention reads an extent in place, so a prefix that is found is copied into it.
+
+    Args:
+        positions: that all sequences may hold together.
+        block: positions of a block.
+    """
+
+    def __init__(self, positions: int, block: int = 16) -> None:
+        super().__init__(positions, block)
+        self._free = [(0, positions)]  # (start, size), by start, never adjacent
+
+    def reserve(self, capacity: int) -> SequenceCache | None:
+        """See `PositionPool`: an extent in the first gap that fits."""
+        with self._lock:
+            start = self._start_of(capacity)
+            if start is None and self._largest() >= capacity:
+                while start is None:
+                    self._free_block(self.blocks.evict().place)
+                    start = self._start_of(capacity)
+        return None if start is None else SequenceCache(self, start, capacity)
+
+    def release(self, cache: SequenceCache) -> None:
+        """See `PositionPool`."""
+        shared = len(cache.blocks) * self.blocks.size
+        with self._lock:
+            for block in reversed(cache.blocks):
+                if self.blocks.leave(block):
+                    self._free_block(block.place)
+            if shared < cache.capacity:
+                self._give(cache.start + shared, cache.capacity - shared)
+
+    def adopt(self, cache: SequenceCache, token_ids: Sequence[int], salt: str) -> None:
+        """See `PositionPool`. Copied in pieces: a block may be forgotten between two of them."""
+        found = self.blocks.along(token_ids, salt)
+        whole = _COPIED
+        while whole == _COPIED:
+            with self._lock:
+                piece = list(islice(found, _COPIED))
+                size, whole = self.blocks.size, len(piece)
+                slots = [slot for one in piece for slot in range(one.place, one.place + size)]
+                if slots:
+                    self.move(slots, cache.slots(cache.length, len(slots)))
+                    cache.length += len(slots)
+
+    def _start_of(self, capacity: int) -> int | None:
+        """Take the first gap that fits; None if none does."""
+        for i, (start, size) in enumerate(self._free):
+            if size >= capacity:
+                left = [(start + capacity, size - capacity)] if size > capacity else []
+                self._free[i : i + 1] = left
+                return start
+        return None
+
+    def _largest(self) -> int:
+        """Positions of the largest gap if nothing were kept."""
+        size = self.blocks.size
+        largest = begins = ends = 0
+        for start, length in sorted((*self._free, *((b.place, size) for b in self.blocks.kept))):
+            if start != ends:
+                begins = start
+            ends = start + length
+            largest = max(largest, ends - begins)
+        return largest
+
+    def _empty(self) -> int:
+        return sum(size for _, size in self._free)
+
+    def _place(self, cache: SequenceCache, first: int) -> int:
+        return cache.start + first
+
+    def _free_block(self, place: int) -> None:
+        self._give(place, self.blocks.size)
+
+    def _give(self, start: int, size: int) -> None:
+        """Add positions to the gaps."""
+        end = start + size
+        first = last = i = bisect.bisect(self._free, (start, 0))
+        if i > 0 and sum(self._free[i - 1]) == start:
+            first, start = i - 1, self._free[i - 1][0]
+        if i < len(self._free) and self._free[i][0] == end:
+            last, end = i + 1, sum(self._free[i])
+        self._free[first:last] = [(start, end - start)]

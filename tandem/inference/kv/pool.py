@@ -1,7 +1,8 @@
 """The KV cache: one pool of positions, in which every sequence reserves an extent.
 
 An extent is contiguous, so that attention reads it in place. A rejected draft is undone by
-setting a length back, and for an accepted branch only its own rows are copied.
+setting a length back, and for an accepted branch only its own rows are copied. A prefix that is
+found is copied too, once, when a sequence opens.
 """
 
 from __future__ import annotations
@@ -92,15 +93,15 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         return self.keys[layer], self.values[layer]
 
     @torch.inference_mode()
-    def move(self, slots: Sequence[int], first: int) -> None:
-        """See `Extents.move`. All is read before it is written, so overlaps do no harm."""
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        """See `PositionPool.move`. All is read before it is written, so overlaps do no harm."""
         if not self.keys:
             return
         index = torch.tensor(slots, dtype=torch.int64)
         index = index.to(self.keys[0].device, non_blocking=True)
         apart = (states[None] for states in (*self.keys, *self.values))
         for layers in self._together or apart:
-            layers.narrow(2, first, len(slots)).copy_(layers.index_select(2, index))
+            layers.narrow(2, to[0], len(slots)).copy_(layers.index_select(2, index))
 
     def _allocate(self, *states: Tensor) -> None:
         """Allocate a layer for states of this form [heads, T, head_dim]."""

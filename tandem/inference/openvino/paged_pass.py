@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.segment import Segment
-from tandem.inference.kv.extents import Extents
+from tandem.inference.kv.tables import Tables
 from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino.trace import INPUTS
 from tandem.inference.output import PassOutput
@@ -36,7 +36,7 @@ _Array = np.ndarray[Any, Any]
 _SMALL = 64_000_000
 
 
-class BlockPool(Extents):
+class BlockPool(Tables):
     """Keys and values [blocks, heads, 32, head_dim] of every layer, allocated once.
 
     Args:
@@ -67,12 +67,11 @@ class BlockPool(Extents):
             for head_dim in (cache.partial_shape[3].get_length(),)
         )
 
-    def move(self, slots: Sequence[int], first: int) -> None:
-        """See `Extents.move`. All slots are read before any is written."""
-        source = np.array(slots)
-        to = np.arange(first, first + len(slots))
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        """See `PositionPool.move`. All slots are read before any is written."""
+        source, target = np.array(slots), np.array(to)
         for raw in self._raw:
-            raw[to // BLOCK, :, to % BLOCK] = raw[source // BLOCK, :, source % BLOCK]
+            raw[target // BLOCK, :, target % BLOCK] = raw[source // BLOCK, :, source % BLOCK]
 
     def _allocated(self, cache: Any) -> _Array:
         """A layer's keys or values. Memory is only taken when it is first used."""
@@ -184,8 +183,8 @@ def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
     counts = [-(-segment.length // BLOCK) for segment in segments]
     blocks: list[int] = []
     for segment, count in zip(segments, counts, strict=True):
-        first = segment.start // BLOCK
-        blocks.extend(range(first, first + count))
+        assert segment.table is not None
+        blocks += segment.table[:count]
     total = segments[-1].first + segments[-1].count
     masks, mask_begins = _masks(segments)
     return {

@@ -38,7 +38,7 @@ class Backend:
         engine: its name, "torch" or "openvino".
         dtype: of weights and passes.
         compute: the pass.
-        pool: the KV pool, `Extents` in the pass's own form.
+        pool: the KV pool, a `PositionPool` in the pass's own form.
         device: where tokens and logits are.
         vocab_size: ids that it takes.
         tolerance: largest difference between rows of two batches, as a share of their size, that is

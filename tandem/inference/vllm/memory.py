@@ -33,6 +33,7 @@ class BlockCache:
         length: positions computed and kept.
         tokens: fed so far; those behind `length` were rejected.
         known: whether the ranks have heard of the sequence.
+        looked_up: see `tandem.inference.kv.extents.SequenceCache`, as for `found`.
     """
 
     name: str
@@ -43,14 +44,24 @@ class BlockCache:
     tokens: list[int] = field(default_factory=list)
     known: bool = False
     branches: Branches = NO_BRANCHES
+    looked_up: int = 0
+    found: int = 0
 
     def rollback(self, length: int) -> None:
         """Forget all positions at or beyond `length`."""
         self.length = min(self.length, length)
 
-    def adopt(self, token_ids: Sequence[int]) -> int:
+    def adopt(self, token_ids: Sequence[int], salt: str | None) -> int:
         """See `tandem.inference.kv.extents.SequenceCache.adopt`."""
-        return self.memory.adopt(self, token_ids)
+        if salt is not None and token_ids:
+            self.looked_up = len(token_ids)
+            self.found = self.memory.adopt(self, token_ids, salt)
+        return self.found
+
+    def publish(self, token_ids: Sequence[int], end: int) -> None:
+        """See `tandem.inference.kv.extents.SequenceCache.publish`; of a prompt that was not looked
+        for, nothing."""
+        self.memory.share(self, min(end, self.length))
 
     def grow(self, token_ids: Sequence[int]) -> None:
         """Add a feed's tokens."""
@@ -85,6 +96,11 @@ class BlockMemory:
         self.positions = self.free_positions
 
     @property
+    def kept_positions(self) -> int:
+        """vLLM does not say how many of the free ones can be found."""
+        return 0
+
+    @property
     def free_positions(self) -> int:
         """Positions that no sequence has reserved."""
         free: int = self._pool.get_num_free_blocks() // self._blocks_each * self._block
@@ -106,7 +122,6 @@ class BlockMemory:
 
     def release(self, cache: BlockCache) -> None:
         """See `tandem.engine.scorer.Memory`."""
-        self.share(cache)
         with self._lock:
             self._manager.free(cache.request)
             self._open -= 1
@@ -130,7 +145,7 @@ class BlockMemory:
         blocks: tuple[list[int], ...] = self._manager.get_block_ids(cache.name)
         return blocks
 
-    def adopt(self, cache: BlockCache, token_ids: Sequence[int]) -> int:
+    def adopt(self, cache: BlockCache, token_ids: Sequence[int], salt: str) -> int:
         """Take over blocks that hold the beginning of a prompt, all but its last token at most.
 
         Returns:
@@ -139,7 +154,14 @@ class BlockMemory:
         if self._hasher is None or cache.known:
             return 0
         # Hashes the prompt, which takes a while.
-        request = Request(cache.name, list(token_ids), _NOTHING, None, block_hasher=self._hasher)
+        request = Request(
+            cache.name,
+            list(token_ids),
+            _NOTHING,
+            None,
+            cache_salt=salt,
+            block_hasher=self._hasher,
+        )
         with self._lock:
             self._manager.free(cache.request)
             found: int
@@ -158,9 +180,9 @@ class BlockMemory:
         cache.request, cache.length, cache.tokens = request, found, list(token_ids[:found])
         return found
 
-    def share(self, cache: BlockCache) -> None:
-        """Let others adopt the full blocks of what a sequence has kept."""
-        request, kept = cache.request, cache.length
+    def share(self, cache: BlockCache, kept: int) -> None:
+        """Let others adopt the full blocks of a sequence's first positions."""
+        request = cache.request
         shared = request.num_computed_tokens
         if request._block_hasher is None or kept // self._block <= shared // self._block:
             return

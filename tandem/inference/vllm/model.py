@@ -173,7 +173,6 @@ class VllmModel(Model):
                     )
                 )
                 continue
-            self._memory.share(cache)
             going.req_ids.append(cache.name)
             going.new_block_ids.append(None)
             going.num_computed_tokens.append(cache.length)

@@ -234,8 +234,25 @@ KV_POSITIONS = Metric(
     "tandem.kv.positions",
     MetricKind.GAUGE,
     "{token}",
-    "Positions of the KV cache that new sequences use: reserved (used) or not (free)",
+    "Positions of the KV cache that new sequences use: reserved (used), not reserved with a prefix"
+    " that can be found (kept), or neither (free)",
     ("role", "state"),
+    roles=_MODELS,
+)
+PREFIX_CACHE_QUERIES = Metric(
+    "tandem.prefix_cache.queries",
+    MetricKind.COUNTER,
+    "{token}",
+    "Prompt tokens that were looked for in the KV cache",
+    ("role",),
+    roles=_MODELS,
+)
+PREFIX_CACHE_HITS = Metric(
+    "tandem.prefix_cache.hits",
+    MetricKind.COUNTER,
+    "{token}",
+    "Prompt tokens that were found in the KV cache, and not computed again",
+    ("role",),
     roles=_MODELS,
 )
 EVENT_LOOP_LAG = Metric(
@@ -271,5 +288,7 @@ METRICS = (
     QUEUE_DEPTH,
     SEQUENCES_OPEN,
     KV_POSITIONS,
+    PREFIX_CACHE_QUERIES,
+    PREFIX_CACHE_HITS,
     EVENT_LOOP_LAG,
 )

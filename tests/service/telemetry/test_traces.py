@@ -83,7 +83,12 @@ ATTRIBUTES = {
         "tandem.verifier",
         "tandem.batch_size",
     },
-    "prefill": {"tandem.request_id", "tandem.prompt_tokens", "tandem.batch_size"},
+    "prefill": {
+        "tandem.request_id",
+        "tandem.prompt_tokens",
+        "tandem.cached_tokens",
+        "tandem.batch_size",
+    },
     "call.prefill": CALL,
     "call.draft": CALL,
     "call.verify": CALL,

@@ -33,6 +33,7 @@ from tests.support.laws.tables import (
     cache_of,
     extended,
     feature_of,
+    held_by,
     predictions_of,
     runs,
 )
@@ -48,10 +49,7 @@ def key_of(sequence: DraftSequence) -> Any:
         state = key_of(state.reviewer), key_of(state.inner)
     else:
         state = repr(state)
-    caches = tuple(
-        (cache.length, tuple(cache.pool.tokens[: cache.length]), cache.branches)
-        for cache in sequence.caches
-    )
+    caches = tuple((cache.length, held_by(cache), cache.branches) for cache in sequence.caches)
     return tuple(sequence.token_ids), state, repr(sequence.threshold), caches
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -31,6 +32,8 @@ from tandem.engine.asks import (
 from tandem.engine.numbers.draws import drafts_of
 from tandem.engine.numbers.feedback import predicted
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.tables import Tables
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
@@ -58,6 +61,7 @@ from tests.support.laws.tables import (
     cache_of,
     extended,
     feature_of,
+    held_by,
     runs,
     scorers_of,
 )
@@ -73,6 +77,42 @@ ROOM = LENGTH + 2 * GAMMA
 SEED = 4
 # Several grants: plain rounds between drafts, which the drafter is told of later.
 SIZES = (DraftSize(GAMMA, NODES), DraftSize(0), DraftSize(GAMMA, NODES))
+
+
+class SharedMemory(Tables):
+    """A pool of tokens instead of keys and values, in blocks of one position, in no order."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, 1)
+        self.tokens = [-1] * capacity
+        self._free = self._free[::2] + self._free[1::2]
+
+    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
+        for slot, token in zip(to, [self.tokens[slot] for slot in slots], strict=True):
+            self.tokens[slot] = token
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=nullcontext())
+
+
+def warm_cache(capacity: int) -> SequenceCache:
+    """Of a text whose prompt was computed for another one."""
+    pool = SharedMemory(capacity + len(PROMPT))
+    other = pool.reserve(len(PROMPT))
+    assert other is not None
+    other.adopt(PROMPT, "")
+    for token, slot in zip(PROMPT, other.slots(0, len(PROMPT)), strict=True):
+        pool.tokens[slot] = token
+    other.grow(PROMPT)
+    other.publish(PROMPT, len(PROMPT))
+    pool.release(other)
+    cache = pool.reserve(capacity)
+    assert cache is not None
+    assert cache.adopt(PROMPT, "") == len(PROMPT) - 1
+    return cache
 
 
 class RunAnswering(Answering):
@@ -214,7 +254,7 @@ class State:
         assert own is not None
         drafting = None if own.sequence is None else key_of(own.sequence)
         cache = sequence.caches[0]
-        held = cache.length, cache.pool.tokens[: cache.length], cache.branches
+        held = cache.length, held_by(cache), cache.branches
         untold = [
             (each.positions, None if each.states is None else each.states.tolist(), each.predicted)
             for each in own.untold
@@ -268,6 +308,7 @@ class RunLaw:
         shaped: makes the state of a text's shaping behind the prompt and the first token.
         end_token_ids: that end a text.
         log_probs: whether they come with the tokens.
+        warm: whether the target found the prompt computed, and lets the text be found.
     """
 
     def __init__(
@@ -280,6 +321,7 @@ class RunLaw:
         shaped: Callable[[], ShapedText] | None = None,
         end_token_ids: Sequence[int] = (),
         log_probs: bool = False,
+        warm: bool = False,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
@@ -301,6 +343,7 @@ class RunLaw:
         self._found: dict[Any, Any] = {}
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
         self._log_probs = LogProbsWanted() if log_probs else None
+        self._warm = warm
         self.deepest = self.empty = 0
 
     def _opened(self) -> TargetSequence:
@@ -314,12 +357,16 @@ class RunLaw:
             log_probs=self._log_probs,
         )
         own = OwnDrafting(list(PROMPT), self._own.feedback)
-        sequence = TargetSequence([], request, own=own)
+        sequence = TargetSequence(list(PROMPT), request, own=own)
         sequence.shaped = None if self._shaped is None else self._shaped()
-        sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM + PROBES) for _ in range(self._caches)]
+        room = len(PROMPT) + 2 * ROOM + PROBES
+        sequence.caches = [cache_of(room) for _ in range(self._caches)]
         sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
-        answering = RunAnswering(Chooser(()), self._target, {})
-        answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
+        if self._warm:
+            sequence.caches[0] = warm_cache(room)
+        else:
+            answering = RunAnswering(Chooser(()), self._target, {})
+            answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
         if self._own.feedback is not None and self._own.feedback.layers:
             own.untold = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence

@@ -51,8 +51,8 @@ class Memory:
     def __init__(self, capacity: int) -> None:
         self.tokens = [-1] * capacity
 
-    def move(self, places: Sequence[int], first: int) -> None:
-        self.tokens[first : first + len(places)] = [self.tokens[place] for place in places]
+    def move(self, places: Sequence[int], to: Sequence[int]) -> None:
+        self.tokens[to[0] : to[0] + len(places)] = [self.tokens[place] for place in places]
 
 
 def scorers_of(
@@ -79,6 +79,12 @@ def scorers_of(
         else Table(longest, seed + i, zeros=zeros)
         for i, checkpoint in enumerate(recipe.checkpoints)
     ]
+
+
+def held_by(cache: SequenceCache) -> Text:
+    """The tokens of its trunk."""
+    tokens: list[int] = cache.pool.tokens  # type: ignore[attr-defined]
+    return tuple(tokens[slot] for slot in cache.slots(0, cache.length))
 
 
 def cache_of(capacity: int) -> SequenceCache:
@@ -292,11 +298,11 @@ class Answering:
         ]
         news = len(ids) - len(parents)
         old = 0 if news else len(cache.branches)
-        start = cache.length + old
-        memory[start : start + len(ids)] = ids
+        for slot, token in zip(cache.slots(cache.length + old, len(ids)), ids, strict=True):
+            memory[slot] = token
         length = cache.length
         cache.grow(ids, feed.parents)
-        trunk = tuple(memory[: cache.length])
+        trunk = held_by(cache)
         if self.text is not None and feed.features is None and not self._told:
             # A chain is drafted in the trunk itself.
             assert trunk[: len(self.text)] == self.text, "the cache holds another text"
@@ -304,7 +310,7 @@ class Answering:
         for row in range(old + 1, old + len(parents) + 1):
             path = []
             while row:
-                path.append(memory[cache.length + row - 1])
+                path.append(memory[cache.slots(cache.length + row - 1, 1)[0]])
                 row = cache.branches.parents[row - 1]
             seen.append((*trunk, *reversed(path)))
         return seen

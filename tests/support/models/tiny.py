@@ -230,12 +230,14 @@ class Text:
         rounds: number of rounds, without the prefill.
         drafted: drafted tokens of all rounds.
         accepted: accepted tokens of all rounds.
+        found: of the prompt, by the target and by the drafter's first model.
     """
 
     token_ids: list[int] = field(default_factory=list)
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    found: tuple[int, int] = (0, 0)
 
 
 async def speculate(
@@ -248,16 +250,19 @@ async def speculate(
     budget: int = 0,
     rule: str = "block",
     sampling: Sampling = GREEDY,
+    salt: str | None = None,
 ) -> Text:
-    """The orchestrator's loop in this process; without a drafter each round has gamma 0."""
+    """The orchestrator's loop in this process; without a drafter each round has gamma 0. Without a
+    salt no prefix is shared."""
     probes, told_of = 0, None
     if drafter is not None and (wanted := drafter.drafter.traits.feedback).told:
         told_of = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
         probes = wanted.probes
     nodes = probes and probes + max(gamma, budget)
-    request = TargetRequest(sampling, VERIFIERS[rule], nodes, feedback=told_of)
+    request = TargetRequest(sampling, VERIFIERS[rule], nodes, feedback=told_of, salt=salt)
     sequence = TargetSequence(list(prompt), request)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
+    guess.salt = salt
     capacity = len(prompt) + max_new_tokens + max(gamma, budget) + probes
     text = Text()
     try:
@@ -265,6 +270,8 @@ async def speculate(
         assert opened is not None
         if drafter is not None:
             await drafter.begin(guess, capacity)
+        held = (sequence.caches[0], *guess.caches[:1])
+        text.found = held[0].found, held[-1].found
         news = text.token_ids = [opened.next_token]
         feedback = opened.feedback
         while (left := max_new_tokens - len(text.token_ids)) > 0:

@@ -90,15 +90,15 @@ def test_rows_come_feed_by_feed_and_rejected_ones_are_forgotten(model: Any, plai
 
 def test_prompts_that_begin_alike_are_computed_once(model: Any, plain: Any) -> None:
     first = model.reserve(400)
-    assert first.adopt(LONG) == 0
+    assert first.adopt(LONG, "") == 0
     rows(model, Feed(first, LONG[:200], 0))
     rows(model, Feed(first, LONG[200:], 1))
-    rows(model, Feed(first, [1, 2], 2))
+    first.publish(LONG, len(LONG))
     # The first one's second block is full, its third is not.
     second, changed = model.reserve(400), [*LONG[:200], 3 - LONG[200] % 2, *LONG[201:]]
-    assert second.adopt(LONG) == 2 * BLOCK
+    assert second.adopt(LONG, "") == 2 * BLOCK
     third = model.reserve(400)
-    assert third.adopt(changed) == BLOCK
+    assert third.adopt(changed, "") == BLOCK
     found = rows(model, Feed(second, LONG[2 * BLOCK :], 1), Feed(third, changed[BLOCK:], 1))
     expected = torch.stack([plain_rows(plain, LONG)[-1], plain_rows(plain, changed)[-1]])
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
@@ -107,14 +107,18 @@ def test_prompts_that_begin_alike_are_computed_once(model: Any, plain: Any) -> N
     # What was kept of a text is found by one that goes on from it; what was rejected is not.
     text = [*LONG, *([1, 3] * 50)]
     fourth = model.reserve(500)
-    assert fourth.adopt(LONG) == 2 * BLOCK
+    assert fourth.adopt(LONG, "") == 2 * BLOCK
     rows(model, Feed(fourth, LONG[2 * BLOCK :], 1))
     for token in text[len(LONG) :]:
         rows(model, Feed(fourth, [token, 0, 0], 3))
         fourth.rollback(fourth.length - 2)
+    fourth.publish(text, len(text))
     model.release(fourth)
+    other = model.reserve(500)
+    assert other.adopt(text, "of others") == 0
+    model.release(other)
     fifth = model.reserve(500)
-    assert fifth.adopt(text) == 3 * BLOCK
+    assert fifth.adopt(text, "") == 3 * BLOCK
     found = rows(model, Feed(fifth, text[3 * BLOCK :], 1))
     torch.testing.assert_close(found[0], plain_rows(plain, text)[-1], atol=1e-4, rtol=1e-4)
     model.release(fifth)
@@ -128,7 +132,7 @@ def test_no_block_is_left_behind(model: Any) -> None:
         assert model.reserve(1) is None
         for cache in open_[: number % SEQUENCES]:
             prompt = [number % 5, *LONG[number % 7 :]]
-            prompt = prompt[cache.adopt(prompt) :] if number % 2 else prompt
+            prompt = prompt[cache.adopt(prompt, "") :] if number % 2 else prompt
             if number % 25 == 0:
                 rows(model, Feed(cache, prompt, 1))
         for cache in open_:

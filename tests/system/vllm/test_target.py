@@ -144,7 +144,7 @@ def test_texts_are_the_same_however_they_are_computed(
     ways = {
         "torch": {"ENGINE": "torch"},
         "vllm": VLLM,
-        "without a prefix cache": {**VLLM, "VLLM_PREFIX_CACHE": "false"},
+        "without a prefix cache": {**VLLM, "PREFIX_CACHE": "false"},
         # Of sixteen texts four have room at a time.
         "a small cache": {**VLLM, "CACHE_TOKENS": "1536", "ADMISSION_SECONDS": "60"},
         "two ranks": {**VLLM, "VLLM_TENSOR_PARALLEL": "2"},

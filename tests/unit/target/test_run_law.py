@@ -49,6 +49,13 @@ def test_a_run_leaves_the_law_as_it_is(name: str, rule: str, on_device: bool) ->
     assert name in ("lookup", "retrieval", "lookahead", "masks") or not law.empty
 
 
+@pytest.mark.parametrize(("name", "rule"), [("model", "block"), ("tree", "block")])
+def test_so_does_a_text_whose_prompt_was_computed_for_another(name: str, rule: str) -> None:
+    law = RunLaw(name, rule, SIZES, warm=True)
+    assert law.error() < TOLERANCE
+    assert law.deepest >= 1
+
+
 def test_masks_that_have_no_rows_leave_the_law_as_it_is_too() -> None:
     law = RunLaw("masks", "block", SIZES)
     assert law.error() < TOLERANCE

@@ -126,7 +126,7 @@ def test_at_most_the_kept_path_is_copied(path: tuple[int, ...], moved: Any) -> N
 
 def test_rows_that_are_in_place_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     moves: list[Any] = []
-    monkeypatch.setattr(KVPool, "move", lambda _, places, first: moves.append((places, first)))
+    monkeypatch.setattr(KVPool, "move", lambda _, places, to: moves.append((places, to[0])))
     for path in ((), (1,), (1, 2), (1, 3, 4), (5,)):
         cache = SequenceCache(KVPool(64), 4, 32, length=7)
         cache.grow([0] * 5, (0, 1, 1, 3, 0))

@@ -120,7 +120,7 @@ def test_positions_are_moved_in_all_layers_by_few_operators() -> None:
     layers = [*pool.keys, *pool.values]
     before = [states.normal_().clone() for states in layers]
     with Recording() as ran:
-        pool.move([4, 3, 6], 2)
+        pool.move([4, 3, 6], range(2, 5))
     for states, old in zip(layers, before, strict=True):
         assert states[:, 2:5].equal(old[:, [4, 3, 6]])
         assert states[:, [0, 1, 5, 6]].equal(old[:, [0, 1, 5, 6]])

@@ -136,11 +136,11 @@ def test_what_others_left_in_a_block_is_not_seen() -> None:
     assert torch.allclose(found, expected, atol=TOLERANCE)
 
 
-def test_extents_are_whole_blocks() -> None:
+def test_a_sequence_has_whole_blocks() -> None:
     pool = decoder_over(random_llama(1), "tiny", cache_tokens=100, engine="openvino").pool
     assert pool.positions == pool.free_positions == 128
     caches = [pool.reserve(size) for size in (1, 33, 32)]
-    assert [cache.start for cache in caches if cache] == [0, 32, 96]
+    assert [cache.table for cache in caches if cache] == [[0], [1, 2], [3]]
     assert pool.reserve(1) is None
     # One layer of two heads of 8, keys and values, float32; nothing else is allocated.
     assert pool.bytes_per_position == 128

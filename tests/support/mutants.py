@@ -1,0 +1,112 @@
+"""What a mutant is, and those of shared prefixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake.
+
+    Attributes:
+        name: what is wrong.
+        file: where, from the root.
+        old: the text that is replaced; it occurs once.
+        new: in its place.
+        tests: files of which at least one test must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+_PREFIXES = "tests/unit/inference/kv/test_prefixes.py"
+_WARM = "tests/unit/drafting/test_warm_texts.py"
+_SHARED = "tests/service/prefixes/test_shared_prefixes.py"
+_BLOCKS = "tandem/inference/kv/blocks.py"
+_EXTENTS = "tandem/inference/kv/extents.py"
+
+OF_BLOCKS = (
+    Mutant(
+        "prefixes: a block that is not full is shared, and written",
+        _EXTENTS,
+        "range(len(own) * size, end - size + 1, size)",
+        "range(len(own) * size, end, size)",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: a hash without its parent",
+        _BLOCKS,
+        "blake2b(key + tokens, digest_size=_KEY_BYTES)",
+        "blake2b(tokens, digest_size=_KEY_BYTES)",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: the salt is left out",
+        _BLOCKS,
+        'blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"salt")',
+        'blake2b(digest_size=_KEY_BYTES, person=b"salt")',
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: the hash is trusted",
+        _BLOCKS,
+        "if block is None or block.tokens != tokens:",
+        "if block is None:",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: a block is freed with a user",
+        _BLOCKS,
+        "        if block.users:\n            return False\n",
+        "",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: a block that is used again stays among those that may go",
+        _BLOCKS,
+        "self._kept.pop(block, None)",
+        "pass",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: a chain's beginning is forgotten before its end",
+        "tandem/inference/kv/tables.py",
+        "for block in reversed(own):",
+        "for block in own:",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "prefixes: a drafted token is published by the target",
+        "target_svc/round.py",
+        "        cache.rollback(sequence.length + decision.num_accepted)\n",
+        "        cache.publish([*sequence.token_ids, *draft.token_ids], cache.length)\n"
+        "        cache.rollback(sequence.length + decision.num_accepted)\n",
+        (_WARM,),
+    ),
+    Mutant(
+        "prefixes: a drafted token is published by a part of a drafter",
+        "tandem/drafting/decoders/model.py",
+        "len(sequence.token_ids) - len(sequence.all_assumed())",
+        "len(sequence.token_ids)",
+        (_WARM,),
+    ),
+    Mutant(
+        "prefixes: what a prepared draft's outcome was is not published",
+        "tandem/drafting/ahead/forks.py",
+        "self.real.publish(*self.settled)",
+        "pass",
+        (_WARM,),
+    ),
+    Mutant(
+        "prefixes: the salt of a request is not the text's",
+        "tandem/serving/sequence.py",
+        "self._salt = request.cache_salt if self._shares else None",
+        'self._salt = "" if self._shares else None',
+        (_SHARED,),
+    ),
+)
