@@ -109,6 +109,7 @@ class OpenSequence(google.protobuf.message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     target_vocab_size: builtins.int
@@ -132,6 +133,11 @@ class OpenSequence(google.protobuf.message.Message):
     """emitted_tokens is how many of token_ids, the last ones, the text generated before; see the
     target's OpenSequence.
     """
+    cache_salt: builtins.str
+    """cache_salt: prefixes that the service has computed are shared only among sequences of an equal
+    salt; the empty one is a salt like any other. It says whose texts may share, not what they are:
+    it changes no token. At most 128 characters.
+    """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """token_ids of the prompt and of all tokens emitted before, each below target_vocab_size. Not
@@ -154,9 +160,10 @@ class OpenSequence(google.protobuf.message.Message):
         max_new_tokens: builtins.int = ...,
         fingerprint: builtins.str = ...,
         emitted_tokens: builtins.int = ...,
+        cache_salt: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -390,12 +397,15 @@ class OpenedSequence(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
     open_sequences: builtins.int
     """open_sequences on the service now, of all its callers."""
     incarnation: builtins.int
     """incarnation (as in ModelInfo) of the process that holds the sequence. If it differs from the
     one in ModelInfo, the service has restarted since: read its ModelInfo again.
     """
+    cached_tokens: builtins.int
+    """cached_tokens is how many of open's token_ids, the first ones, were found computed."""
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the prefill."""
@@ -406,9 +416,10 @@ class OpenedSequence(google.protobuf.message.Message):
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         open_sequences: builtins.int = ...,
         incarnation: builtins.int = ...,
+        cached_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times"]) -> None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
 

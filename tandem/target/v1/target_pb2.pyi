@@ -137,6 +137,7 @@ class OpenSequence(google.protobuf.message.Message):
     VERIFIER_OPTIONS_FIELD_NUMBER: builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: builtins.int
     LOG_PROBS_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -168,6 +169,11 @@ class OpenSequence(google.protobuf.message.Message):
     """emitted_tokens is how many of token_ids, the last ones, the text generated before it was opened
     here; the others are the prompt. Only sampling.shaping tells them apart. Less than the length of
     token_ids.
+    """
+    cache_salt: builtins.str
+    """cache_salt: prefixes that the service has computed are shared only among sequences of an equal
+    salt; the empty one is a salt like any other. It says whose texts may share, not what they are:
+    it changes no token. At most 128 characters.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -224,9 +230,10 @@ class OpenSequence(google.protobuf.message.Message):
         verifier_options: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         emitted_tokens: builtins.int = ...,
         log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
+        cache_salt: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "log_probs", b"log_probs", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -408,6 +415,7 @@ class OpenedSequence(google.protobuf.message.Message):
     DEAD_END_FIELD_NUMBER: builtins.int
     LOG_PROBS_FIELD_NUMBER: builtins.int
     PROMPT_LOG_PROBS_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
     token_id: builtins.int
     """token_id drawn from the prefill with the random numbers of first_round. Unset if open had a
     carry with levels.
@@ -422,6 +430,8 @@ class OpenedSequence(google.protobuf.message.Message):
     """dead_end: sampling.shaping lets no token come, so token_id is unset and the text has ended. No
     step may follow.
     """
+    cached_tokens: builtins.int
+    """cached_tokens is how many of open's token_ids, the first ones, were found computed."""
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
         """carry for another target, if this one is lost."""
@@ -456,9 +466,10 @@ class OpenedSequence(google.protobuf.message.Message):
         dead_end: builtins.bool = ...,
         log_probs: tandem.common.v1.common_pb2.LogProbs | None = ...,
         prompt_log_probs: tandem.common.v1.common_pb2.LogProbs | None = ...,
+        cached_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "log_probs", b"log_probs", "prompt_log_probs", b"prompt_log_probs", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "dead_end", b"dead_end", "feedback", b"feedback", "incarnation", b"incarnation", "log_probs", b"log_probs", "open_sequences", b"open_sequences", "prompt_log_probs", b"prompt_log_probs", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "cached_tokens", b"cached_tokens", "carry", b"carry", "dead_end", b"dead_end", "feedback", b"feedback", "incarnation", b"incarnation", "log_probs", b"log_probs", "open_sequences", b"open_sequences", "prompt_log_probs", b"prompt_log_probs", "times", b"times", "token_id", b"token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
