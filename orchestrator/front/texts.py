@@ -194,7 +194,9 @@ class Texts:
             {
                 "gen_ai.usage.output_tokens": counts.new_tokens,
                 "gen_ai.response.finish_reasons": [emission.finish_reason.value],
+                "gen_ai.usage.cache_read.input_tokens": counts.cached_tokens.get("target", 0),
                 "tandem.accepted": counts.accepted_tokens,
+                "tandem.drafter_cached_tokens": counts.cached_tokens.get("drafter", 0),
             }
         )
         yield Summary(

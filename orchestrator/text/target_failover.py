@@ -87,6 +87,7 @@ class TargetWithFailover:
             verifier_options=generation.verifier_options,
             emitted_tokens=len(emitted),
             log_probs=self._log_probs,
+            cache_salt=generation.cache_salt,
         )
 
     @property
