@@ -15,31 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.mutants import OF_PREFIXES, Mutant
 from tests.support.repository import ROOT
 
 _LONGEST = 900  # seconds of one mutant's tests, so that one that makes them wait for ever ends
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One mistake.
-
-    Attributes:
-        name: what is wrong.
-        file: where, from the root.
-        old: the text that is replaced; it occurs once.
-        new: in its place.
-        tests: files of which at least one test must fail.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
 
 
 _RULES = "tests/unit/verification/test_verifiers_exact.py"
@@ -398,6 +379,7 @@ MUTANTS = (
         'released, self._held = self._held, ""',
         ("tests/service/http/test_completions.py",),
     ),
+    *OF_PREFIXES,
 )
 
 
