@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutants import MUTANTS, Mutant
+from tests.mutants import MUTANTS
+from tests.support.mutants import Mutant
 from tests.support.repository import ROOT
 
 
