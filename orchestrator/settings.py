@@ -86,6 +86,17 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
         " held (kept until they are asked for), sent (sent at once) or auto (what makes rounds"
         " fastest)",
     )
+    route_by_prefix: bool = Field(
+        True,
+        description="send a text to the replicas that were sent its beginning before, if they are"
+        " among the least loaded; false: to the least loaded",
+    )
+    cache_scope: Literal["caller", "all"] = Field(
+        "caller",
+        description="whose texts may share computed prefixes: those of one caller, by its name in"
+        " a token or certificate or in CLIENT_HEADER, or those of all. Texts with different"
+        " cache_salt never do",
+    )
     token_file: Path | None = Field(
         None,
         description="file of bearer tokens; each call then needs one. A line has a name, and a"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.mutants import OF_BLOCKS, Mutant
+from tests.support.mutants import OF_BLOCKS, OF_ROUTING, Mutant
 from tests.support.repository import ROOT
 
 _LONGEST = 900  # seconds of one mutant's tests, so that one that makes them wait for ever ends
@@ -380,6 +380,7 @@ MUTANTS = (
         'released, self._held = self._held, ""',
         ("tests/service/http/test_completions.py",),
     ),
+    *OF_ROUTING,
 )
 
 

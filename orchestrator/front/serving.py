@@ -172,6 +172,7 @@ class Serving:
                 capabilities.target.eos_token_ids,
             ),
             chat=chat,
+            scoped_by_caller=settings.cache_scope == "caller",
         )
         if self._texts is None:
             self._texts = Texts(settings, self._pool, validator, self.metrics)

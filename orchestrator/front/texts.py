@@ -15,6 +15,7 @@ from orchestrator.front.text_parts import TextParts
 from orchestrator.front.validation import Validator, request_id_of
 from orchestrator.pool.peers_of_text import PeersOfText
 from orchestrator.pool.pool import ReplicaPool
+from orchestrator.pool.prefixes import Prefix
 from orchestrator.pool.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.policies import SizePolicies
@@ -164,6 +165,9 @@ class Texts:
         record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over the text's replicas, and what came of it."""
+        prefix = None
+        if self._settings.route_by_prefix:
+            prefix = Prefix(generation.prompt_ids, generation.cache_salt, generation.cache_key)
         with PeersOfText(
             self._pool,
             validator.capabilities,
@@ -171,22 +175,28 @@ class Texts:
             self._budget,
             self._settings,
             record,
+            prefix,
         ) as peers:
             parts = TextParts(generation, validator, peers, self._pool, self._settings, record)
             emission = parts.emission
             await emission.resume(generation.received_ids)
             if emission.finish_reason is None:
-                async with aclosing(parts.session(self._sizes).rounds()) as rounds:
-                    async for round_ in rounds:
-                        record.commit(round_)
-                        yield round_
+                try:
+                    async with aclosing(parts.session(self._sizes).rounds()) as rounds:
+                        async for round_ in rounds:
+                            record.commit(round_)
+                            yield round_
+                finally:
+                    peers.remember(parts.target.token_ids)
         assert emission.finish_reason is not None
         counts = record.counts
         record.spans.describe(
             {
                 "gen_ai.usage.output_tokens": counts.new_tokens,
                 "gen_ai.response.finish_reasons": [emission.finish_reason.value],
+                "gen_ai.usage.cache_read.input_tokens": counts.cached_tokens.get("target", 0),
                 "tandem.accepted": counts.accepted_tokens,
+                "tandem.drafter_cached_tokens": counts.cached_tokens.get("drafter", 0),
             }
         )
         yield Summary(

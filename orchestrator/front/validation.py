@@ -6,6 +6,7 @@ import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.encoder import PromptEncoder
@@ -27,6 +28,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING = 256
 MAX_BAD_STRINGS = 64
 MOST_MESSAGES = 4096
+# Characters of a salt and of a key, for a cache of prefixes.
+MOST_CACHE_NAME = 128
 # So that no round's number is beyond what a span's attribute holds, a signed 64-bit integer.
 MAX_FIRST_ROUND = 2**62
 # The draft length of rules that need the same one each round, where none is given.
@@ -47,6 +50,7 @@ class Validator:
         encoder: encodes with it.
         grammars: of texts that keep to one, over it.
         chat: the target's chat template; None if it has none.
+        scoped_by_caller: whether texts of callers with different names share no computed prefix.
     """
 
     capabilities: Capabilities
@@ -58,6 +62,7 @@ class Validator:
     encoder: PromptEncoder
     grammars: Grammars
     chat: ChatTemplate | None = None
+    scoped_by_caller: bool = True
 
     async def accept(
         self,
@@ -72,7 +77,7 @@ class Validator:
             request: what was asked.
             request_id: of it.
             record: books the time.
-            client: whose it is, for fair shares of the encoder.
+            client: whose it is, for fair shares of the encoder and the scope of its prefixes.
 
         Raises:
             InvalidRequest: a field is out of range; the sentence begins with its name.
@@ -90,6 +95,7 @@ class Validator:
                 " rounds drafted, give gamma 0"
             )
         self._check_stopping(request)
+        cache_salt = self._cache_salt(request, client)
         with record.stage("tokenize"):
             prompt_ids = await self._prompt(request, client, record.remaining)
         nodes = self._nodes(request, gamma)
@@ -130,7 +136,26 @@ class Validator:
             log_probs=self._log_probs(request, len(prompt_ids)),
             beside=beside,
             waits_for_drafter=request.seeded and request.gamma is not None and gamma != 0,
+            cache_salt=cache_salt,
+            cache_key=request.cache_key,
         )
+
+    def _cache_salt(self, request: Request, client: str) -> str:
+        """Of the caller and the request's salt, a hash, in which no two pairs are alike; empty
+        where both are."""
+        for name, given in (
+            ("cache_salt", request.cache_salt),
+            ("prompt_cache_key", request.cache_key),
+        ):
+            if len(given) > MOST_CACHE_NAME:
+                raise InvalidRequest(
+                    f"{name} may have {MOST_CACHE_NAME} characters, got {len(given)}"
+                )
+        scope = client if self.scoped_by_caller else ""
+        if not scope and not request.cache_salt:
+            return ""
+        parts = (blake2b(part.encode()).digest() for part in (scope, request.cache_salt))
+        return blake2b(b"".join(parts), digest_size=32).hexdigest()
 
     def _log_probs(self, request: Request, prompt_tokens: int) -> LogProbsWanted | None:
         wanted, target = request.log_probs, self.capabilities.target

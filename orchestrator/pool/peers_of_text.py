@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
 from orchestrator.pool.pool import ReplicaPool
+from orchestrator.pool.prefixes import Prefix
 from orchestrator.pool.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
@@ -24,7 +26,7 @@ _MOST_REPLACEMENTS = 16
 
 
 class PeersOfText:
-    """Makes sequences on the replicas with the fewest texts; use it as a context manager.
+    """Makes sequences on the replicas that the pool picks; use it as a context manager.
 
     Attributes:
         drafting: its drafter, as it comes and goes.
@@ -36,6 +38,7 @@ class PeersOfText:
         budget: allows changes to other targets.
         settings: how long it waits for others.
         record: the text's.
+        prefix: the text's; None where any replica suits as well as another.
     """
 
     def __init__(
@@ -46,8 +49,10 @@ class PeersOfText:
         budget: RetryBudget,
         settings: OrchestratorSettings,
         record: TextRecord,
+        prefix: Prefix | None = None,
     ) -> None:
         self._pool = pool
+        self._prefix = prefix
         self._capabilities = capabilities
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._budget = budget
@@ -81,7 +86,7 @@ class PeersOfText:
         """See `TextPeers`."""
         self._budget.note_text()
         replica = await self._pool.next_target(
-            self._capabilities, self._left, self._failover_seconds
+            self._capabilities, self._left, self._failover_seconds, self._prefix
         )
         if replica is None:
             raise Unavailable("no target is available; try again")
@@ -104,7 +109,9 @@ class PeersOfText:
             raise lost
         if (left := self._remaining) is not None:
             seconds = min(seconds, left)
-        replica = await self._pool.next_target(self._capabilities, self._left, seconds)
+        replica = await self._pool.next_target(
+            self._capabilities, self._left, seconds, self._prefix
+        )
         if replica is None:
             raise lost
         return self._target_on(replica)
@@ -116,6 +123,7 @@ class PeersOfText:
 
     def _target_on(self, replica: Replica[TargetClient]) -> TextTarget:
         self._target = replica
+        self._pool.sent_to_targets.note(self._prefix, replica)
         client = self._targets.enter_context(replica.serve())
         limit = self._capabilities.target.max_message_bytes
         return client.sequence(
@@ -128,7 +136,8 @@ class PeersOfText:
 
     def drafter(self) -> TextDrafter | None:
         """See `TextPeers`."""
-        return self._drafter_on(self._pool.pick_drafter(self._capabilities.law, self._zone))
+        law = self._capabilities.law
+        return self._drafter_on(self._pool.pick_drafter(law, self._zone, self._prefix))
 
     async def drafter_with_room(self) -> TextDrafter:
         """A fresh sequence on a drafter, as soon as one has room.
@@ -139,7 +148,9 @@ class PeersOfText:
         """
         left = self._remaining
         seconds = self._drafter_seconds if left is None else left
-        replica = await self._pool.next_drafter(self._capabilities.law, self._zone, seconds)
+        replica = await self._pool.next_drafter(
+            self._capabilities.law, self._zone, seconds, self._prefix
+        )
         drafter = self._drafter_on(replica)
         if drafter is not None:
             return drafter
@@ -148,6 +159,20 @@ class PeersOfText:
             f"a text with seed and gamma waits for its drafter, and none had room for"
             f" {seconds:.3g} s; try again, or leave out seed or gamma"
         )
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Have a text that goes on where this one ends find its replicas.
+
+        Args:
+            token_ids: of the prompt and of all that was emitted.
+        """
+        if self._prefix is None:
+            return
+        self._prefix.grow(token_ids)
+        if self._target is not None:
+            self._pool.sent_to_targets.note(self._prefix, self._target)
+        if self.drafting.replica is not None:
+            self._pool.sent_to_drafters.note(self._prefix, self.drafting.replica)
 
     def let_drafter_go(self) -> None:
         """The drafter serves the text no more: it has room for another."""
@@ -163,6 +188,8 @@ class PeersOfText:
         offered = self._capabilities
         if offered.drafter is None:
             return None
+        if replica is not None:
+            self._pool.sent_to_drafters.note(self._prefix, replica)
         return self.drafting.begin(
             replica,
             self._remaining,

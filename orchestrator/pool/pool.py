@@ -1,4 +1,5 @@
-"""Who serves the next text: the replicas that fit together, the least loaded first."""
+"""Who serves the next text: of the replicas that fit together, the least loaded, or one among these
+that was sent the text's beginning before."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import structlog
 
 from orchestrator.pool.capacity import TargetCapacity
 from orchestrator.pool.notifier import Notifier
+from orchestrator.pool.prefixes import Prefix, SentPrefixes
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable
@@ -27,7 +29,7 @@ from tandem.peers.replicas.compatibility import (
     own_drafters,
 )
 from tandem.peers.replicas.membership import Replicas
-from tandem.peers.replicas.replica import Replica, least_loaded
+from tandem.peers.replicas.replica import Replica, sound
 from tandem.peers.text.tokenizer_files import TokenizerFiles
 from tandem.rpc.status import notes_of
 
@@ -49,6 +51,7 @@ class ReplicaPool:
 
     Attributes:
         target_deadlines, drafter_deadlines: of their stages.
+        sent_to_targets, sent_to_drafters: beginnings of texts.
 
     Args:
         settings: name the services.
@@ -86,6 +89,7 @@ class ReplicaPool:
         floor = settings.stage_floor_seconds
         self.target_deadlines = Deadlines(settings.open_seconds, settings.verify_seconds, floor)
         self.drafter_deadlines = Deadlines(settings.open_seconds, settings.draft_seconds, floor)
+        self.sent_to_targets, self.sent_to_drafters = SentPrefixes(), SentPrefixes()
         self._begun = False
         self._agreed = Agreement(None)
         # What the drafters said that fitted last: it holds for what is offered while all are away.
@@ -180,22 +184,25 @@ class ReplicaPool:
         """How many drafters texts may go to."""
         return len(self._agreed.drafters)
 
-    def pick_drafter(self, law: Law, zone: str) -> Replica[DrafterClient] | None:
+    def pick_drafter(
+        self, law: Law, zone: str, prefix: Prefix | None = None
+    ) -> Replica[DrafterClient] | None:
         """The drafter for a text; None where none serves that has room and has not just failed one,
         or for a text of a law that is no longer that of most targets.
 
-        One in another zone than the text's target comes last; of the others the one with the
-        smallest load, and of several the one whose turn it is.
+        One in another zone than the text's target comes last; of the others one that was sent the
+        text's beginning, or the one with the smallest load (see `SentPrefixes.choose`).
         """
-        return least_loaded(self._agreed.drafters if law == self._agreed.law else (), zone)
+        drafters = self._agreed.drafters if law == self._agreed.law else ()
+        return self.sent_to_drafters.choose(sound(drafters), prefix, zone)
 
     async def next_drafter(
-        self, law: Law, zone: str, seconds: float
+        self, law: Law, zone: str, seconds: float, prefix: Prefix | None = None
     ) -> Replica[DrafterClient] | None:
         """The same, as soon as there is one; None where that takes too long."""
         # Others' texts come and go, and one that has failed is asked again, without a word to us.
         return await self._notifier.wait_for(
-            lambda: self.pick_drafter(law, zone), seconds, _LOOK_SECONDS
+            lambda: self.pick_drafter(law, zone, prefix), seconds, _LOOK_SECONDS
         )
 
     def note_room(self) -> None:
@@ -205,19 +212,18 @@ class ReplicaPool:
     def targets(
         self, capabilities: Capabilities, left: Left = MappingProxyType({})
     ) -> list[Replica[TargetClient]]:
-        """The targets for a text, the one to pick first.
+        """The targets that a text may have.
 
         Args:
             capabilities: that the text began with.
             left: that the text has left. It may come back to one that has been asked again since.
         """
-        fresh = [
+        return [
             replica
             for replica in (*self._agreed.targets, *self._agreed.others)
             if replica.answered_at > left.get((replica, replica.reply.info.incarnation), -math.inf)
             and capabilities.takes(replica.reply)
         ]
-        return sorted(fresh, key=Replica.order)
 
     @property
     def room(self) -> TargetCapacity:
@@ -230,11 +236,11 @@ class ReplicaPool:
         return TargetCapacity(sum(target.slots for target in targets), sum(tokens), max(tokens))
 
     async def next_target(
-        self, capabilities: Capabilities, left: Left, seconds: float
+        self, capabilities: Capabilities, left: Left, seconds: float, prefix: Prefix | None = None
     ) -> Replica[TargetClient] | None:
         """The target for a text, as soon as there is one; None where that takes too long."""
         return await self._notifier.wait_for(
-            lambda: next(iter(self.targets(capabilities, left)), None), seconds
+            lambda: self.sent_to_targets.choose(self.targets(capabilities, left), prefix), seconds
         )
 
     def is_alone(self, target: Replica[TargetClient]) -> bool:
@@ -251,7 +257,7 @@ class ReplicaPool:
         Raises:
             TandemError: it cannot be had.
         """
-        replica: Replica[TargetClient] = self.targets(self.capabilities)[0]
+        replica = min(self.targets(self.capabilities), key=Replica.order)
         return await replica.client.tokenizer(seconds)
 
     async def close(self) -> None:

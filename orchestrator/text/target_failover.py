@@ -68,12 +68,17 @@ class TargetWithFailover:
         self._target: TextTarget
 
     @property
+    def token_ids(self) -> list[int]:
+        """Of the text, prompt and emitted."""
+        return [*self._generation.prompt_ids, *self._emitted]
+
+    @property
     def prompt(self) -> Prompt:
         """What opens a sequence here and now."""
         generation, emitted = self._generation, self._emitted
         return Prompt(
             request_id=generation.request_id,
-            token_ids=[*generation.prompt_ids, *emitted],
+            token_ids=self.token_ids,
             sampling=generation.sampling,
             first_round=self.round,
             max_new_tokens=generation.stopping.max_new_tokens - len(emitted),
@@ -82,6 +87,7 @@ class TargetWithFailover:
             verifier_options=generation.verifier_options,
             emitted_tokens=len(emitted),
             log_probs=self._log_probs,
+            cache_salt=generation.cache_salt,
         )
 
     @property

@@ -53,6 +53,8 @@ class Options(TypedDict, total=False):
         prompt_log_probs: those of the prompt too.
         processed_log_probs: of the distribution that tokens are drawn from.
         request_id: for logs and traces.
+        cache_salt: computed prefixes are shared with texts of the same salt alone.
+        prompt_cache_key: texts with the same key prefer the same replicas.
     """
 
     max_new_tokens: int | None
@@ -82,6 +84,8 @@ class Options(TypedDict, total=False):
     prompt_log_probs: bool | None
     processed_log_probs: bool | None
     request_id: str | None
+    cache_salt: str | None
+    prompt_cache_key: str | None
 
 
 def generation_of(prompt: Prompt, options: Options) -> pb.Generation:
@@ -140,7 +144,7 @@ def _generation_of(prompt: Prompt, given: dict[str, Any]) -> pb.Generation:
         ),
         bad_strings=[word for word in words if isinstance(word, str)],
         log_probs=_log_probs_of(given),
-        **_of(given, "request_id"),
+        **_of(given, "request_id", "cache_salt", "prompt_cache_key"),
     )
     if isinstance(prompt, str):
         generation.prompt = prompt

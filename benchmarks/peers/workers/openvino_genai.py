@@ -1,10 +1,13 @@
 """OpenVINO GenAI: continuous batching, plain and with a draft model.
 
 Its folders are converted models. A pipeline with a draft model always drafts, so there are two.
+With `--prefix-cache` texts share prefixes; with `--streamed` one text tells when its tokens come.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -19,8 +22,37 @@ _SEQUENCES = 64
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
+class _Arrivals(genai.StreamerBase):  # type: ignore[misc]  # of another environment
+    """When tokens came, and how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[float, int]] = []
+
+    def write(self, token: int | list[int]) -> Any:
+        """Some came."""
+        self.found.append((time.monotonic(), len(token) if isinstance(token, list) else 1))
+        return genai.StreamingStatus.RUNNING
+
+    def end(self) -> None:
+        """No more will."""
+
+
 class OpenVinoGenAI:
-    """Both pipelines."""
+    """Both pipelines.
+
+    Attributes:
+        timelines: of the last text, for the protocol.
+
+    Args:
+        streamed: whether a single text is followed token by token.
+        prefix_cache: whether texts share prefixes.
+    """
+
+    def __init__(self, streamed: bool = False, prefix_cache: bool = False) -> None:
+        self._streamed = streamed
+        self._prefix_cache = prefix_cache
+        self.timelines: list[dict[str, Any]] = []
 
     def load(self, load: Load) -> dict[str, str]:
         """Compile them."""
@@ -30,7 +62,7 @@ class OpenVinoGenAI:
             scheduler = genai.SchedulerConfig()
             scheduler.cache_size = _CACHE_GIB
             scheduler.max_num_seqs = _SEQUENCES
-            scheduler.enable_prefix_caching = False
+            scheduler.enable_prefix_caching = self._prefix_cache
             own: dict[str, Any] = dict(hint)
             if drafts:
                 own["draft_model"] = genai.draft_model(load.drafter, "CPU", **hint)
@@ -43,11 +75,29 @@ class OpenVinoGenAI:
         """All texts in one call."""
         prompts = [ov.Tensor(np.array([ids], np.int64)) for ids in generate.prompts]
         configs = [_config(generate, seed) for seed in generate.seeds]
-        found = self._pipelines[generate.gamma > 0].generate(prompts, configs)
+        pipeline = self._pipelines[generate.gamma > 0]
+        if not self._streamed:
+            found = pipeline.generate(prompts, configs)
+        else:
+            arrivals, asked_s = _Arrivals(), time.monotonic()
+            found = pipeline.generate(prompts, configs, arrivals)
+            self.timelines = [_timeline(asked_s, arrivals.found)]
         return [list(text.m_generation_ids[0]) for text in found]
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+
+def _timeline(asked_s: float, arrivals: list[tuple[float, int]]) -> dict[str, Any]:
+    """As the protocol has it."""
+    return {
+        "intended_s": asked_s,
+        "asked_s": asked_s,
+        "arrivals": arrivals,
+        "ended_s": time.monotonic(),
+        "error": "",
+        "summary": None,
+    }
 
 
 def _config(generate: Generate, seed: int) -> Any:
@@ -66,4 +116,4 @@ def _config(generate: Generate, seed: int) -> Any:
 
 
 if __name__ == "__main__":
-    serve(OpenVinoGenAI())
+    serve(OpenVinoGenAI(*(option in sys.argv for option in ("--streamed", "--prefix-cache"))))

@@ -55,6 +55,8 @@ def request_from(message: pb.Generation) -> Request:
         if message.HasField("log_probs")
         else None,
         seeded=message.sampling.HasField("seed"),
+        cache_salt=message.cache_salt,
+        cache_key=message.prompt_cache_key,
     )
 
 
@@ -116,6 +118,8 @@ def summary_to(summary: Summary) -> pb.Summary:
         feedback_bytes=counts.feedback_bytes,
         undrafted_rounds=counts.undrafted_rounds,
         drafter_lost=summary.drafter_lost,
+        cached_tokens=counts.cached_tokens.get("target", 0),
+        drafter_cached_tokens=counts.cached_tokens.get("drafter", 0),
         stages=_stages_to(summary.times),
         effective=_effective(generation),
     )

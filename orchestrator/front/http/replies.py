@@ -66,6 +66,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._prompts: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
         self._tokens = self._rounds = self._undrafted = self._drafted = self._accepted = 0
 
     def add_round(self, round_: Round) -> None:
@@ -81,6 +82,8 @@ class Usage:
         """
         counts = summary.counts
         self._prompts[prompt] = len(summary.generation.prompt_ids)
+        # Of a prompt's texts, the first one that ends: those beside it may find what it computed.
+        self._cached.setdefault(prompt, counts.cached_tokens.get("target", 0))
         self._rounds += len(counts.gammas)
         self._undrafted += counts.undrafted_rounds
         self._drafted += counts.drafted_tokens
@@ -93,6 +96,7 @@ class Usage:
             "prompt_tokens": prompt,
             "completion_tokens": self._tokens,
             "total_tokens": prompt + self._tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
             "tandem": {
                 "rounds": self._rounds,
                 "undrafted_rounds": self._undrafted,

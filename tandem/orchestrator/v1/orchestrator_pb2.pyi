@@ -105,6 +105,8 @@ class Generation(google.protobuf.message.Message):
     BAD_STRINGS_FIELD_NUMBER: builtins.int
     LOG_PROBS_FIELD_NUMBER: builtins.int
     CHAT_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: builtins.int
     prompt: builtins.str
     """prompt as text; the target's tokenizer encodes it. Exactly one of prompt, prompt_token_ids and
     chat must be given and not empty.
@@ -116,6 +118,17 @@ class Generation(google.protobuf.message.Message):
     first_round: builtins.int
     """first_round resumes a text: the number of the first round, which must be larger than every
     round already received. At most 2^62. Default 0; greedy_block accepts only 0 unless gamma is 0.
+    """
+    cache_salt: builtins.str
+    """cache_salt keeps what services compute of this text apart from texts with another salt: only
+    texts of the same caller (by token or certificate; see the orchestrator's CACHE_SCOPE) and of an
+    equal salt share the prefixes that they have in common. At most 128 characters. Default: empty,
+    a salt like any other. It changes no token.
+    """
+    prompt_cache_key: builtins.str
+    """prompt_cache_key is a hint: texts of one key go to the same replicas, if these are not much
+    busier than others. At most 128 characters. Default: none; texts that begin alike go to the same
+    replicas in any case. It changes no token.
     """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -178,9 +191,11 @@ class Generation(google.protobuf.message.Message):
         bad_strings: collections.abc.Iterable[builtins.str] | None = ...,
         log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
         chat: Global___Chat | None = ...,
+        cache_salt: builtins.str = ...,
+        prompt_cache_key: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "cache_salt", b"cache_salt", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_first_round", b"_first_round"]) -> typing.Literal["first_round"] | None: ...
     @typing.overload
@@ -641,6 +656,8 @@ class Summary(google.protobuf.message.Message):
     UNDRAFTED_ROUNDS_FIELD_NUMBER: builtins.int
     TAIL_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    DRAFTER_CACHED_TOKENS_FIELD_NUMBER: builtins.int
     EFFECTIVE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id of the request."""
@@ -693,6 +710,12 @@ class Summary(google.protobuf.message.Message):
     """tail is text behind that of all tokens: what was held back for a stop string, where no token
     could come any more (FINISH_REASON_DEAD_END).
     """
+    cached_tokens: builtins.int
+    """cached_tokens is how many tokens of the prompt (and of received_token_ids) the target that began
+    the text had computed for an earlier text. 0: none, or a target of a version without this.
+    """
+    drafter_cached_tokens: builtins.int
+    """drafter_cached_tokens is the same for the first drafter; 0 also without a drafter."""
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """accepted_per_position counts, for each place in a draft, how often the token
@@ -750,10 +773,12 @@ class Summary(google.protobuf.message.Message):
         undrafted_rounds: builtins.int = ...,
         tail: builtins.str = ...,
         stages: Global___Stages | None = ...,
+        cached_tokens: builtins.int = ...,
+        drafter_cached_tokens: builtins.int = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "cached_tokens", b"cached_tokens", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_cached_tokens", b"drafter_cached_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 

@@ -78,6 +78,7 @@ class DraftCall:
             max_new_tokens=prompt.max_new_tokens,
             fingerprint=self._replica.fingerprint,
             emitted_tokens=prompt.emitted_tokens,
+            cache_salt=prompt.cache_salt,
         )
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.
@@ -86,6 +87,8 @@ class DraftCall:
         seconds = self._waits.opening(tokens, usual=prompt.usual)
         reply = await self._call.open(message, "opened", seconds, span)
         self._replica.require_same(reply.opened)
+        self._call.expect("opened.cached_tokens", reply.opened.cached_tokens, 0, tokens)
+        self._record.note_cached("drafter", reply.opened.cached_tokens)
         self._waits.opened(tokens)
         times = times_of(self._call, reply.opened)
         self._record.times.add_prefill("drafter", times)

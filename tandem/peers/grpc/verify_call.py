@@ -90,6 +90,7 @@ class VerifyCall:
             feedback=self._feedback,
             emitted_tokens=prompt.emitted_tokens,
             log_probs=wanted_to(prompt.log_probs),
+            cache_salt=prompt.cache_salt,
         )
         self._log_probs = prompt.log_probs
         message = target_pb2.SequenceRequest(open=request)
@@ -99,6 +100,8 @@ class VerifyCall:
         reply = await self._call.open(message, "opened", seconds, span)
         opened = reply.opened
         self._replica.require_same(opened)
+        self._call.expect("opened.cached_tokens", opened.cached_tokens, 0, tokens)
+        self._record.note_cached("target", opened.cached_tokens)
         self._waits.opened(tokens)
         owes = carry is not None and len(carry.levels) > 0
         without = owes or opened.dead_end

@@ -19,6 +19,9 @@ from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 class DrafterOfText:
     """Makes a text's sequences on drafters, one behind the other.
 
+    Attributes:
+        replica: that serves it now; None where none does.
+
     Args:
         deadlines: of its stages.
         record: the text's.
@@ -28,7 +31,7 @@ class DrafterOfText:
         self._deadlines = deadlines
         self._record = record
         self._serving = ExitStack()
-        self._replica: Replica[DrafterClient] | None = None
+        self.replica: Replica[DrafterClient] | None = None
 
     def begin(
         self,
@@ -45,7 +48,7 @@ class DrafterOfText:
             max_bytes: of a message that the drafter takes.
             target_max_bytes: of a draft that the target takes.
         """
-        self._replica = replica
+        self.replica = replica
         if replica is None:
             return None
         client = self._serving.enter_context(replica.serve())
@@ -61,16 +64,16 @@ class DrafterOfText:
     def let_go(self) -> None:
         """It serves the text no more."""
         self._serving.close()
-        self._replica = None
+        self.replica = None
 
     def note_lost(self, error: TandemError | None) -> None:
         """Have others preferred for a while; one that is full has not failed."""
-        if self._replica is None:
+        if self.replica is None:
             return
         if isinstance(error, Exhausted):
-            self._replica.note_full()
+            self.replica.note_full()
         else:
-            self._replica.note_failure()
+            self.replica.note_failure()
 
 
 def counting_on(

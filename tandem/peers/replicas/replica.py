@@ -170,19 +170,30 @@ class Replica(Generic[C]):
         return max(int(self.reply.info.max_sequences) - (self._others if told else 0), 0)
 
     @property
+    def all_slots(self) -> int:
+        """Sequences that it may hold for all callers, as it says; at least 1."""
+        return 1 if self.reply is None else max(int(self.reply.info.max_sequences), 1)
+
+    @property
+    def taken(self) -> int:
+        """Slots of it that are taken, as far as we know."""
+        return 0 if self.reply is None else self.all_slots - self.slots + self.active
+
+    @property
     def load(self) -> float:
         """Its share of slots that are taken: 1 has no room, as far as we know."""
-        if self.reply is None:
-            return 0.0
-        most = max(int(self.reply.info.max_sequences), 1)
-        return (most - self.slots + self.active) / most
+        return self.taken / self.all_slots
 
-    def order(self, zone: str = "") -> tuple[bool, bool, bool, float, float, float]:
-        """The least of these is to serve a text of a zone."""
+    def rank(self, zone: str = "") -> tuple[bool, bool, bool]:
+        """Those with the least of these are to serve a text of a zone, whatever their loads."""
         far = bool(zone) and self.reply.info.zone not in ("", zone)
+        return self.shunned, self.load >= 1, far
+
+    def order(self, zone: str = "") -> tuple[tuple[bool, bool, bool], float, float, float]:
+        """The least of these is to serve a text of a zone."""
         # Equals take turns; those that had no text yet come in random order, which differs from
         # caller to caller.
-        return self.shunned, self.load >= 1, far, self.load, self.begun_at, random.random()
+        return self.rank(zone), self.load, self.begun_at, random.random()
 
     @contextmanager
     def serve(self) -> Iterator[C]:
@@ -212,8 +223,12 @@ class Replica(Generic[C]):
         await self.client.close()
 
 
+def sound(replicas: Iterable[Replica[C]]) -> list[Replica[C]]:
+    """Those that have room and have not failed a text."""
+    return [replica for replica in replicas if not (replica.shunned or replica.full)]
+
+
 def least_loaded(replicas: Iterable[Replica[C]], zone: str = "") -> Replica[C] | None:
-    """The replica with the largest share of free slots, of those that have room and have not failed
-    a text; of equals the one whose turn it is, and any in the zone first. None if none is left."""
-    sound = [replica for replica in replicas if not (replica.shunned or replica.full)]
-    return min(sound, key=lambda replica: replica.order(zone), default=None)
+    """The sound replica with the largest share of free slots; of equals the one whose turn it is,
+    and any in the zone first. None if none is left."""
+    return min(sound(replicas), key=lambda replica: replica.order(zone), default=None)

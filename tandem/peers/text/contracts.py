@@ -30,6 +30,7 @@ class Prompt:
         verifier_options: of the rule, by their names.
         emitted_tokens: how many of `token_ids` are not the prompt's.
         log_probs: that come with emitted tokens; None for none.
+        cache_salt: prefixes are shared among sequences of an equal one.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Prompt:
     verifier_options: Mapping[str, float] = field(default_factory=dict)
     emitted_tokens: int = 0
     log_probs: LogProbsWanted | None = None
+    cache_salt: str = ""
 
     @property
     def usual(self) -> bool:

@@ -29,6 +29,8 @@ class TextCounts:
         draft_bytes: size of the drafts' distributions.
         feedback_bytes: size of the hidden states and predictions that came for the drafter.
         undrafted_rounds: for which a draft was wanted, and none came.
+        cached_tokens: that the first target and the first drafter had computed when the text
+            began there, by role.
     """
 
     new_tokens: int = 0
@@ -41,6 +43,7 @@ class TextCounts:
     draft_bytes: int = 0
     feedback_bytes: int = 0
     undrafted_rounds: int = 0
+    cached_tokens: dict[str, int] = field(default_factory=dict)
 
     def add_round(
         self, gamma: int, nodes: int, ranks: Sequence[int], overlaps: Sequence[float]

@@ -50,6 +50,9 @@ class RequestMetrics:
         self._accepted_tokens = counter(metrics.NUM_ACCEPTED_TOKENS)
         self._payload = counter(metrics.DRAFT_PAYLOAD)
         self._prompt_tokens = counter(metrics.TOKENS_PROMPT)
+        self._cached_tokens = {
+            role: counter(metrics.TOKENS_CACHED, role) for role in (metrics.DRAFTER, metrics.TARGET)
+        }
         self._lost_drafters = counter(metrics.DRAFTERS_LOST)
         self._from_prefill = counter(metrics.TOKENS_EMITTED, "prefill")
         self._from_origin = {
@@ -70,6 +73,10 @@ class RequestMetrics:
     def begin(self, prompt_tokens: int) -> None:
         """A request is valid, and its text begins."""
         self._prompt_tokens.value += prompt_tokens
+
+    def count_cached(self, role: str, tokens: int) -> None:
+        """A text was opened at a service that had computed some of its prompt before."""
+        self._cached_tokens[role].value += tokens
 
     def lose_drafter(self) -> None:
         """A text goes on without its drafter, or ends."""

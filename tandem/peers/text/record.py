@@ -190,6 +190,20 @@ class TextRecord:
             with harmless:
                 self._metrics.begin(prompt_tokens)
 
+    def note_cached(self, role: str, tokens: int) -> None:
+        """A sequence was opened.
+
+        Args:
+            role: "drafter" or "target".
+            tokens: of its prompt, that were computed before.
+        """
+        if role in self.counts.cached_tokens:
+            return  # the text moved, and may find itself
+        self.counts.cached_tokens[role] = tokens
+        if self._metrics is not None:
+            with harmless:
+                self._metrics.count_cached(role, tokens)
+
     def lose_drafter(self) -> None:
         """The text goes on without its drafter, or ends."""
         if self._metrics is not None:

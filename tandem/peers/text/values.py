@@ -39,6 +39,8 @@ class Request:
         bad_strings: that may not come.
         log_probs: that come with the tokens; None for none.
         seeded: whether the seed is the caller's.
+        cache_salt: texts with another one share no computed prefix with this one.
+        cache_key: texts with the same one prefer one replica.
     """
 
     sampling: Sampling
@@ -61,6 +63,8 @@ class Request:
     log_probs: LogProbsWanted | None = None
     chat: Sequence[Mapping[str, str]] = ()
     seeded: bool = False
+    cache_salt: str = ""
+    cache_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ class Generation:
         beside: nodes that the target holds beside those of `sizes`, for probes.
         waits_for_drafter: whether no round begins without a drafter, since the caller named a seed
             and a draft length, which repeat a text only so.
+        cache_salt: of the caller's name and salt, as services get it; empty without both.
+        cache_key: texts with the same one prefer one replica; empty for none.
     """
 
     request_id: str
@@ -136,6 +142,8 @@ class Generation:
     log_probs: LogProbsWanted | None = None
     beside: int = 0
     waits_for_drafter: bool = False
+    cache_salt: str = ""
+    cache_key: str = ""
 
     @property
     def most_nodes(self) -> int:

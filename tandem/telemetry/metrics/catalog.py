@@ -193,6 +193,14 @@ TOKENS_EMITTED = Metric(
 TOKENS_PROMPT = Metric(
     "tandem.tokens.prompt", MetricKind.COUNTER, "{token}", "Prompt tokens of accepted requests"
 )
+TOKENS_CACHED = Metric(
+    "tandem.tokens.cached",
+    MetricKind.COUNTER,
+    "{token}",
+    "Prompt tokens that the first drafter, or the first target, of their text had computed for an"
+    " earlier text",
+    ("role",),
+)
 STAGE_DURATION = Metric(
     name="tandem.stage.duration",
     kind=MetricKind.HISTOGRAM,
@@ -283,6 +291,7 @@ METRICS = (
     DRAFTERS_LOST,
     TOKENS_EMITTED,
     TOKENS_PROMPT,
+    TOKENS_CACHED,
     STAGE_DURATION,
     BATCH_SIZE,
     QUEUE_DEPTH,

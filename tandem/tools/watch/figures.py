@@ -58,6 +58,7 @@ class WatchedFigures:
         failed: requests a second that ended with another status than OK.
         acceptance: share of drafted tokens that were accepted; None without a draft.
         block_efficiency: accepted tokens per draft, plus 1; None without a draft.
+        cached: share of prompt tokens that targets had computed before; None without a prompt.
         services: those that answer.
         stages: of steps, and of texts that ended.
     """
@@ -69,6 +70,7 @@ class WatchedFigures:
     failed: float
     acceptance: float | None
     block_efficiency: float | None
+    cached: float | None
     services: Sequence[WatchedService]
     stages: Sequence[WatchedStage] = field(default_factory=tuple)
 
@@ -93,6 +95,7 @@ def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Watche
 
     drafts, drafted = total(metrics.NUM_DRAFTS), total(metrics.NUM_DRAFT_TOKENS)
     accepted = total(metrics.NUM_ACCEPTED_TOKENS)
+    prompt, cached = total(metrics.TOKENS_PROMPT), total(metrics.TOKENS_CACHED, role=metrics.TARGET)
     return WatchedFigures(
         seconds=seconds,
         tokens=rate(metrics.TOKENS_EMITTED),
@@ -101,6 +104,7 @@ def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Watche
         failed=rate(metrics.REQUESTS) - rate(metrics.REQUESTS, status="OK"),
         acceptance=accepted / drafted if drafted else None,
         block_efficiency=1 + accepted / drafts if drafts else None,
+        cached=cached / prompt if prompt else None,
         services=_services(after, grown),
         stages=_stages(grown),
     )

@@ -106,11 +106,15 @@ OF_GRPC: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "bad_strings": ({"bad_strings": [WORD] * 64}, {"bad_strings": ["x"] * 65}),
     "log_probs.top": ({"log_probs": {"top": 20}}, {"log_probs": {"top": 21}}),
     "chat.messages": (chat(4096), chat(4097)),
+    "cache_salt": ({"cache_salt": "é" * 128}, {"cache_salt": "x" * 129}),
+    "prompt_cache_key": ({"prompt_cache_key": "é" * 128}, {"prompt_cache_key": "x" * 129}),
 }
+# Texts have no bound in a message's type; of these the most is tested all the same.
+TEXTS_OF_GRPC = {"cache_salt", "prompt_cache_key"}
 
 
 def test_each_field_of_a_generation_has_its_limit_here() -> None:
-    assert set(bounded_fields(pb.Generation.DESCRIPTOR)) == set(OF_GRPC)
+    assert set(bounded_fields(pb.Generation.DESCRIPTOR)) | TEXTS_OF_GRPC == set(OF_GRPC)
 
 
 async def status_of(fronts: Fronts, changes: dict[str, Any]) -> tuple[grpc.StatusCode, str]:
@@ -166,6 +170,8 @@ GENERATING: dict[str, tuple[Any, Any]] = {
     "guided_regex": ("x" * 4096, "x" * (GRAMMAR + 1)),
     "guided_choice": (["x"] * 1024, ["x"] * 1025),
     "guided_grammar": ('start: "x"'.ljust(GRAMMAR), 'start: "x"'.ljust(GRAMMAR + 1)),
+    "cache_salt": ("é" * 128, "x" * 129),
+    "prompt_cache_key": ("é" * 128, "x" * 129),
     "tandem": ({"gamma": GAMMA}, {"gamma": GAMMA + 1}),
 }
 LIMIT = ({**SHORT, "": LENGTH - 1}, {**SHORT, "": LENGTH})

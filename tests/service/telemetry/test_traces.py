@@ -50,6 +50,8 @@ ATTRIBUTES = {
         "gen_ai.request.temperature",
         "gen_ai.usage.input_tokens",
         "gen_ai.usage.output_tokens",
+        "gen_ai.usage.cache_read.input_tokens",
+        "tandem.drafter_cached_tokens",
         "gen_ai.response.finish_reasons",
     },
     "round": {

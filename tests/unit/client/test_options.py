@@ -44,3 +44,8 @@ def test_the_option_is_named(prompt: Any, options: Any, sentence: str) -> None:
 def test_bytes_are_no_token_ids(prompt: Any, options: Any, name: str) -> None:
     with pytest.raises(TypeError, match=f"^{name}: bytes are neither"):
         generation_of(prompt, options)
+
+
+def test_a_salt_and_a_key_of_the_cache_are_passed_on() -> None:
+    asked = generation_of("x", {"cache_salt": "s", "prompt_cache_key": "k"})
+    assert (asked.cache_salt, asked.prompt_cache_key) == ("s", "k")

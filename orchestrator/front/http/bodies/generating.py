@@ -16,7 +16,7 @@ from orchestrator.front.http.bodies.formats import (
     grammars_of,
 )
 from orchestrator.front.http.errors import InHttpWords
-from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
+from orchestrator.front.validation import MAX_BAD_STRINGS, MOST_CACHE_NAME, new_seed
 from tandem.errors import InvalidRequest
 from tandem.peers.text.values import Request
 from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
@@ -118,7 +118,6 @@ class Generating(Body):
             "metadata",
             "service_tier",
             "safety_identifier",
-            "prompt_cache_key",
             "prompt_cache_retention",
         }
     )
@@ -151,6 +150,8 @@ class Generating(Body):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MOST_CACHE_NAME)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MOST_CACHE_NAME)] | None = None
     tandem: Speculation = Speculation()
 
     @property
@@ -258,6 +259,8 @@ class Generating(Body):
             bad_strings=self.bad_words or (),
             log_probs=self.log_probs,
             seeded=wanted is not None,
+            cache_salt=self.cache_salt or "",
+            cache_key=self.prompt_cache_key or "",
         )
 
     def _shaping(self) -> Shaping:

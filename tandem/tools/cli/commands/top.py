@@ -108,6 +108,7 @@ def _line(seen: WatchedFigures, away: Sequence[str]) -> str:
         f"{seen.rounds:.1f} rounds/s",
         f"acceptance {_share(seen.acceptance)}",
         f"block efficiency {_number(seen.block_efficiency)}",
+        f"prompt cached {_share(seen.cached)}",
         f"{seen.requests:.1f} requests/s",
     ]
     if seen.failed:
@@ -128,13 +129,15 @@ def _screen(seen: WatchedFigures, away: Sequence[str]) -> Group:
     from rich.console import Group
     from rich.table import Table
 
-    heads = "tokens/s", "rounds/s", "acceptance", "block efficiency", "requests/s", "failed/s"
+    rates = "requests/s", "failed/s"
+    heads = "tokens/s", "rounds/s", "acceptance", "block efficiency", "prompt cached", *rates
     head = Table(*heads, box=SIMPLE)
     head.add_row(
         f"{seen.tokens:.1f}",
         f"{seen.rounds:.1f}",
         _share(seen.acceptance),
         _number(seen.block_efficiency),
+        _share(seen.cached),
         f"{seen.requests:.1f}",
         f"{seen.failed:.1f}",
     )

@@ -31,6 +31,9 @@ class TraceReport:
         first_token: from the call to the first token.
         tokens: emitted tokens.
         rounds: decided rounds, without the prefills.
+        prompt_tokens: of all prompts.
+        cached_tokens: of these, that targets had computed before.
+        drafter_cached_tokens: that drafters had.
         acceptance: by verifier.
         ahead: what became of prepared drafts.
         batches: how long steps waited for a batch, and the engines' passes.
@@ -44,6 +47,9 @@ class TraceReport:
     first_token: Quantiles = field(default_factory=Quantiles)
     tokens: int = 0
     rounds: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    drafter_cached_tokens: int = 0
     acceptance: dict[str, RecordedAcceptance] = field(default_factory=dict)
     ahead: RecordedAhead = field(default_factory=RecordedAhead)
     batches: Batches = field(default_factory=Batches)
@@ -80,6 +86,10 @@ class TraceReport:
             self.first_token.add(figures.first_token_ns)
         self.tokens += figures.tokens
         self.rounds += figures.rounds
+        self.prompt_tokens += request.prompt_tokens
+        by_target, by_drafter = request.cached_tokens
+        self.cached_tokens += by_target
+        self.drafter_cached_tokens += by_drafter
         for round_ in request.rounds():
             if round_.gamma:
                 self.acceptance.setdefault(round_.verifier, RecordedAcceptance()).add(round_)

@@ -109,6 +109,18 @@ class TracedRequest:
         return sum(r.accepted + 1 for r in self.rounds()) + 1 if said is None else said
 
     @property
+    def prompt_tokens(self) -> int:
+        """Of its prompt; 0 if not recorded."""
+        return max(self.root.number("gen_ai.usage.input_tokens") or 0, 0)
+
+    @property
+    def cached_tokens(self) -> tuple[int, int]:
+        """Of its prompt, that the target had computed before, and that the drafter had."""
+        names = "gen_ai.usage.cache_read.input_tokens", "tandem.drafter_cached_tokens"
+        target, drafter = (max(self.root.number(name) or 0, 0) for name in names)
+        return target, drafter
+
+    @property
     def first_token_ns(self) -> int | None:
         """From the call to its first token; None if not recorded."""
         for name, at in self.root.events:

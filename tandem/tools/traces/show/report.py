@@ -23,6 +23,9 @@ def as_json(report: TraceReport) -> dict[str, Any]:
         "requests": report.wall.count,
         "tokens": report.tokens,
         "rounds": report.rounds,
+        "prompt_tokens": report.prompt_tokens,
+        "cached_tokens": report.cached_tokens,
+        "drafter_cached_tokens": report.drafter_cached_tokens,
         "tokens_per_s": report.tokens_per_s,
         "wall_ms": _percentiles(report.wall),
         "time_to_first_token_ms": _percentiles(report.first_token),
@@ -222,10 +225,14 @@ def process_name(process: Process, all_: list[Process]) -> str:
 def headline(report: TraceReport) -> str:
     """The report in one line."""
     first = f"; first token after {report.first_token.at(0.5) / 1e6:.1f} ms (p50)"
+    prompt = report.prompt_tokens
+    found = f"; of {prompt} prompt tokens targets found {report.cached_tokens} computed"
+    by_drafters = f", drafters {report.drafter_cached_tokens}"
     return (
         f"{report.wall.count} requests, {report.rounds} rounds, {report.tokens} tokens;"
         f" {report.tokens_per_s:.1f} tokens/s a request"
         + (first if report.first_token.count else "")
+        + (found + by_drafters if report.cached_tokens or report.drafter_cached_tokens else "")
     )
 
 

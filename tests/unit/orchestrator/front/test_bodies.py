@@ -171,3 +171,17 @@ def test_other_names_are_none_of_ours() -> None:
         assert not kind.model_fields.keys() & (kind.unsupported.keys() | kind.ignored)
         known = {name.partition(".")[0] for name in kind.renamed.values()}
         assert known <= kind.model_fields.keys()
+
+
+def test_a_salt_and_a_key_of_the_cache_reach_the_request() -> None:
+    asked = completion(cache_salt="s", prompt_cache_key="k").request("x", 0, "id")
+    assert (asked.cache_salt, asked.cache_key) == ("s", "k")
+    for nothing in ({}, {"cache_salt": None, "prompt_cache_key": ""}):
+        asked = completion(**nothing).request("x", 0, "id")
+        assert (asked.cache_salt, asked.cache_key) == ("", "")
+
+
+@pytest.mark.parametrize("value", ["", 1, ["x"], "x" * 129])
+def test_another_salt_than_a_text_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^cache_salt: "):
+        completion(cache_salt=value)

@@ -85,3 +85,14 @@ def test_without_metrics_nothing_is_booked() -> None:
     record.lose_drafter()
     record.fail(KeyError("bug"))
     record.end()
+
+
+def test_what_is_found_at_the_first_opening_counts() -> None:
+    """A text that moves may find itself."""
+    instruments = Instruments("orchestrator")
+    record = TextRecord(None, RequestMetrics(instruments), "fake")
+    for role, tokens in (("target", 32), ("drafter", 0), ("drafter", 48), ("target", 64)):
+        record.note_cached(role, tokens)
+    assert record.counts.cached_tokens == {"target": 32, "drafter": 0}
+    (family,) = (f for f in instruments.registry.collect() if f.name == "tandem_tokens_cached")
+    assert {s.labels["role"]: s.value for s in family.samples} == {"target": 32, "drafter": 0}

@@ -64,6 +64,9 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
     counter(metrics.NUM_DRAFTS).value += 10
     counter(metrics.NUM_DRAFT_TOKENS).value += 40
     counter(metrics.NUM_ACCEPTED_TOKENS).value += 30
+    counter(metrics.TOKENS_PROMPT).value += 80
+    counter(metrics.TOKENS_CACHED, "target").value += 60
+    counter(metrics.TOKENS_CACHED, "drafter").value += 70
     counter(metrics.REQUESTS, "OK", "eos", "grpc").value += 3
     counter(metrics.REQUESTS, "CANCELLED", "", "grpc").value += 1
     for size in (1, 2, 3):
@@ -75,7 +78,7 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
     seen = figures(before, looked_at(own, first, second, at=12.0))
     assert seen.seconds == 2
     assert (seen.tokens, seen.rounds, seen.requests, seen.failed) == (20, 5, 2, 0.5)
-    assert (seen.acceptance, seen.block_efficiency) == (0.75, 4)
+    assert (seen.acceptance, seen.block_efficiency, seen.cached) == (0.75, 4, 0.75)
     front, targets = seen.services
     assert (front.role, front.replicas, front.open, front.kv_share) == ("orchestrator", 1, 3, None)
     assert (targets.role, targets.replicas, targets.open, targets.waiting) == ("target", 2, 4, 2)
@@ -88,7 +91,7 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
 def test_nothing_happened() -> None:
     before = looked_at(orchestrator(), target(0), at=1.0)
     seen = figures(before, {**before})
-    assert seen == WatchedFigures(0.0, 0.0, 0.0, 0.0, 0.0, None, None, seen.services, [])
+    assert seen == WatchedFigures(0.0, 0.0, 0.0, 0.0, 0.0, None, None, None, seen.services, [])
 
 
 def test_a_service_that_is_back_has_made_what_it_counts() -> None:
