@@ -120,7 +120,8 @@ async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk(
 
 
 async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
-    # A row takes a nanosecond, and a pass 21 of them in any case: 3/4 of that is a chunk.
+    # A row takes a nanosecond, and a pass 21 of them in any case: 3/4 of that is a chunk. Ten times
+    # as many are 213, and one whole tile.
     profile = Profile([(1, 1, 4 / 3 * CHUNK), (1, 17, 4 / 3 * CHUNK + 16)])
     engine = target_engine(budget=BatchLimits(profile=profile))
     fed: list[int] = []
@@ -128,7 +129,7 @@ async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
     prompt = prompt_of(20 * CHUNK)
     async with running(engine):
         await speculate(None, engine, prompt, 1)
-        assert fed == [213, 20 * CHUNK - 213]
+        assert fed == [128, 128, 20 * CHUNK - 256]
         fed.clear()
         other = target_sequence([1])
         await engine.begin(other, 0, 10)
