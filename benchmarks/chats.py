@@ -33,7 +33,6 @@ from tandem.tools.load.timeline import Timeline
 _LOAD_SECONDS, _TURN_SECONDS = 600.0, 120.0
 # Those that can tell when a token comes; each may have its cache on or off.
 _TELLING = (SERVICES.name, f"{SERVICES.name} inside", "OpenVINO GenAI")
-_COLD = {f"TANDEM_{role}_PREFIX_CACHE": "false" for role in ("TARGET", "DRAFTER")}
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,6 @@ def started(
     """
     longest = options.system + options.turns * (options.question + options.tool + options.answer)
     settings = {f"TANDEM_{role}_MAX_LENGTH": str(longest + 64) for role in ("TARGET", "DRAFTER")}
-    settings |= {} if cache else _COLD
     own = ("--streamed", *(["--prefix-cache"] if cache else []))
     command = replace(engine, options=(*engine.options, *own)).command
     log = CACHE / "logs" / f"chats-{engine.name.lower().replace(' ', '-')}-{cache}.log"

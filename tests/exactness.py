@@ -51,7 +51,8 @@ from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
 
-PROMPT = [1, 2, 3]
+# Longer than a block of any pool's prefixes.
+PROMPT = [1, 2, 3] * 12
 LENGTH = 4
 CELLS = VOCAB_SIZE**LENGTH
 # Both kinds of rows: the full vocabulary, and truncated to two tokens.
@@ -194,7 +195,8 @@ def count_texts(
     progress: Callable[[int], None] = lambda n: None,
     shaping: Shaping = NO_SHAPING,
 ) -> npt.NDArray[np.int64]:
-    """[V ** LENGTH] how often each text came, for requests with these seeds."""
+    """[V ** LENGTH] how often each text came, for requests with these seeds. Those with even seeds
+    share the prefix of their prompt."""
     return asyncio.run(counts_at(services.orchestrator.address, case, seeds, progress, shaping))
 
 
@@ -221,11 +223,13 @@ async def counts_at(
                 verifier=case.verifier,
                 max_nodes=case.nodes or None,
             )
+            message.cache_salt = f"{case} {seed}"[-128:] if seed % 2 else ""
             if shaping:
                 own = messages.sampling_to(Sampling(shaping=shaping)).shaping
                 message.sampling.shaping.CopyFrom(own)
             reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=300)
             assert not reply.summary.drafter_lost
+            assert not (seed % 2 and reply.summary.cached_tokens)
             counts[int(np.dot(weights, reply.token_ids[:LENGTH]))] += 1
             progress(1)
 

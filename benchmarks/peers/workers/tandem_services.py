@@ -38,10 +38,18 @@ class TandemServices:
         inside: whether the target drafts, instead of a drafter.
         streamed: whether texts come round by round.
         by_vllm: whether vLLM computes the target.
+        prefix_cache: whether texts share the prefixes of their prompts. Turns repeat them.
     """
 
-    def __init__(self, inside: bool = False, streamed: bool = False, by_vllm: bool = False) -> None:
+    def __init__(
+        self,
+        inside: bool = False,
+        streamed: bool = False,
+        by_vllm: bool = False,
+        prefix_cache: bool = False,
+    ) -> None:
         self._inside = inside
+        self._own = {"PREFIX_CACHE": str(prefix_cache).lower()}
         self._engine = "vllm" if by_vllm else "auto"
         self._streamed = streamed
         self._open = ExitStack()
@@ -59,7 +67,8 @@ class TandemServices:
             drafter_dtype="auto",
             inside=self._inside,
         )
-        more = {} if load.device == "cpu" else dict.fromkeys(("target", "drafter"), _ON_A_DEVICE)
+        own = self._own | ({} if load.device == "cpu" else _ON_A_DEVICE)
+        more = dict.fromkeys(("target", "drafter"), own)
         stack = self._open.enter_context(serving(pair, more))
         self._loop = self._open.enter_context(asyncio.Runner())
         generator = LoadGenerator(stack.addresses["orchestrator"], _TEXT_SECONDS)
@@ -105,4 +114,5 @@ def _into(text: list[int]) -> Callable[[pb.GenerateResponse], None]:
 
 
 if __name__ == "__main__":
-    serve(TandemServices(*(option in sys.argv for option in ("--inside", "--streamed", "--vllm"))))
+    options = ("--inside", "--streamed", "--vllm", "--prefix-cache")
+    serve(TandemServices(*(option in sys.argv for option in options)))

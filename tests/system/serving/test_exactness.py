@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.drafting.methods import METHODS
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.speculation.request.shaping import Shaping
 from tests.exactness import (
     BRANCHING,
@@ -31,7 +32,7 @@ from tests.exactness import (
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.shaping import law_of
 from tests.support.models.tiny import VOCAB_SIZE
-from tests.support.processes.services import trio
+from tests.support.processes.services import generation, trio
 
 OTHERS = pytest.mark.campaign(
     "the law through sockets, of every chain method, rule and kind of row",
@@ -73,6 +74,10 @@ def test_the_law_is_the_targets(
             counts = count_texts(services, case, range(TEXTS))
             assert chi_square_p_value(counts, law) > SMALLEST_P, case
             assert chi_square_p_value(counts, others) < SMALLEST_P, "the drafter's law would pass"
+        with services.client() as client:
+            asked = pb.CompleteRequest(generation=generation(PROMPT, max_new_tokens=1, seed=0))
+            summary = client.Complete(asked).summary
+        assert summary.cached_tokens >= len(PROMPT) // 2, "texts of even seeds were warm"
         services.wait_idle()
 
 
