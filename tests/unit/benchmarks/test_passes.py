@@ -34,6 +34,6 @@ def test_a_pass_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_take_turns() -> None:
     order: list[str] = []
     runs = [lambda texts, rows, name=name: order.append(name) for name in ("a", "b")]
-    found = timed(runs, 1, 1)  # type: ignore[arg-type]
+    found = timed(runs, 1, 1)
     assert len(found) == 2
     assert order == ["a"] * 7 + ["b"] * 7
