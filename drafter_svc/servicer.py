@@ -14,6 +14,7 @@ from tandem.rpc.channel import age_of
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
+from tandem.serving.prefix_cache import prefix_cache_service
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 
@@ -93,6 +94,7 @@ def service_of(servicer: DrafterServicer) -> Service:
         drain=servicer.drain,
         metering=servicer.metering,
         connection_age=age_of(servicer.settings),
+        for_administrators=(prefix_cache_service(lambda: servicer.loaded.forget_prefixes()),),
     )
 
 

@@ -14,6 +14,7 @@ from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
 from tandem.serving.loaded import LoadedService, passes_of
 from tandem.serving.model import engine_over, info_of
+from tandem.serving.prefix_cache import prefix_cache_service
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -166,6 +167,7 @@ def service_of(servicer: TargetServicer) -> Service:
         drain=servicer.drain,
         metering=servicer.metering,
         connection_age=age_of(servicer.settings),
+        for_administrators=(prefix_cache_service(lambda: servicer.loaded.forget_prefixes()),),
     )
 
 

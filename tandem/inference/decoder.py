@@ -193,6 +193,10 @@ class Decoder(Model):
         """Free a sequence's room, see `Model`."""
         self._backends.release(cache)
 
+    def forget_prefixes(self) -> int:
+        """See `Model`."""
+        return self._backends.forget_prefixes()
+
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of several sequences in one pass, see `Model`."""
         output = self._backends.forward(feeds)

@@ -102,6 +102,15 @@ class Model(ABC):
     def release(self, cache: Any) -> None:
         """Free a sequence's room. The sequence must no longer be in a batch."""
 
+    def forget_prefixes(self) -> int:
+        """Let no new sequence find what was computed before; positions that only this held. From
+        any thread. Most models share nothing.
+
+        Raises:
+            Unsupported: only a restart does this.
+        """
+        return 0
+
     @abstractmethod
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of several sequences in one pass.

@@ -84,6 +84,7 @@ class Service:
         connection_age: how long a client may stay on one connection; None is for ever.
         tokens: one of which each call has to bring; None asks for none.
         fronts: that answer the same calls in another way.
+        for_administrators: further services, at the admin port alone.
     """
 
     grpc_services: Sequence[GrpcService]
@@ -98,6 +99,7 @@ class Service:
     connection_age: ConnectionAge | None = None
     tokens: BearerTokens | None = None
     fronts: Sequence[Front] = ()
+    for_administrators: Sequence[GrpcService] = ()
 
 
 class RunningServer:
@@ -138,7 +140,7 @@ class RunningServer:
         self._admin: grpc.aio.Server | None = None
         self.admin_port: int | None = None
         if admin_listen is not None:
-            self._admin = admin_server(self._names, self._health)
+            self._admin = admin_server(self._names, self._health, service.for_administrators)
             self.admin_port = _bind(self._admin, admin_listen, "ADMIN_LISTEN")
         self._ready: asyncio.Task[None] | None = None
         self._loss: asyncio.Task[None] | None = None
@@ -263,15 +265,21 @@ def _bind(server: grpc.aio.Server, listen: str, setting: str, tls: ServerTls | N
 _MOST_BYTES = 64 << 10
 
 
-def admin_server(services: Sequence[str], health: Health) -> grpc.aio.Server:
+def admin_server(
+    services: Sequence[str], health: Health, own: Sequence[GrpcService] = ()
+) -> grpc.aio.Server:
     """Health, reflection, and channelz: all channels, servers and sockets of the process.
 
     Args:
         services: full names of what the process serves elsewhere.
         health: of them.
+        own: further ones that only this server answers.
     """
     server = grpc.aio.server(options=server_options(_MOST_BYTES))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     channelz.add_channelz_servicer(server)
-    reflection.enable((*services, _HEALTH, "grpc.channelz.v1.Channelz"), server)
+    for one in own:
+        one.add_to(server)
+    names = (*services, *(one.name for one in own), _HEALTH, "grpc.channelz.v1.Channelz")
+    reflection.enable(names, server)
     return server

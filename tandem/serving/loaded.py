@@ -72,6 +72,10 @@ class LoadedService:
             opened_sequences=self.engine.admission.opened,
         )
 
+    def forget_prefixes(self) -> int:
+        """Empty the caches of prefixes; see `Model`."""
+        return sum(model.forget_prefixes() for model in self.models)
+
     def improve(self) -> None:
         """Look for faster models, one after the other, and read the tokenizer for grammars, so that
         the first of them does not wait for it. Slow; from any thread."""

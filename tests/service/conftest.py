@@ -40,9 +40,11 @@ class Stack:
         return int(drafter.stats.open_sequences + target.stats.open_sequences)
 
 
-async def start(stack: AsyncExitStack, service: Service) -> RunningServer:
+async def start(
+    stack: AsyncExitStack, service: Service, admin_listen: str | None = None
+) -> RunningServer:
     """Start a service on a free port, and stop it with the stack."""
-    server = RunningServer("127.0.0.1:0", service)
+    server = RunningServer("127.0.0.1:0", service, admin_listen=admin_listen)
     await server.start()
     stack.push_async_callback(server.stop, 1.0)
     return server

@@ -108,6 +108,13 @@ class Blocks:
         del self._known[block.key]
         return block
 
+    def forget(self) -> Sequence[Block]:
+        """Let no block be found any more; those that no sequence holds."""
+        kept = self.kept
+        self._known.clear()
+        self._kept.clear()
+        return kept
+
     @property
     def kept(self) -> Sequence[Block]:
         """Those that no sequence holds, in the order in which they are forgotten."""

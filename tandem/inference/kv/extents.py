@@ -241,6 +241,14 @@ class PositionPool(ABC):
                 if replaced is not None:
                     self._free_block(replaced.place)
 
+    def forget(self) -> int:
+        """Let no prefix be found that is computed by now; positions that only prefixes held."""
+        with self._lock:
+            kept = self.blocks.forget()
+            for block in kept:
+                self._free_block(block.place)
+        return len(kept) * self.blocks.size
+
     @abstractmethod
     def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Copy the content of slots, in all layers, to as many others, which follow each other in a

@@ -72,6 +72,10 @@ class Backends:
             if len(self._all) > 1:
                 self._retire()
 
+    def forget_prefixes(self) -> int:
+        """Let no prefix be found in any pool; positions that only prefixes held."""
+        return sum(backend.pool.forget() for backend in self._all)
+
     def _retire(self) -> None:
         """Drop earlier back ends without sequences, with their weights and pools."""
         *earlier, current = self._all

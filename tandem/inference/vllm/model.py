@@ -11,7 +11,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from tandem.errors import StartupError, first_line
+from tandem.errors import StartupError, Unsupported, first_line
 from tandem.inference.check.plain import Plain
 from tandem.inference.check.probe import probe
 from tandem.inference.choice.speed import profile_of
@@ -197,6 +197,10 @@ class VllmModel(Model):
                 self.pass_times = profile_of(self, min(longest, self.about.max_length))
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
+
+    def forget_prefixes(self) -> int:
+        """See `Model`: the blocks are vLLM's."""
+        raise Unsupported("vLLM's cache of prefixes is emptied by a restart of the target alone")
 
     def close(self) -> None:
         """End the other ranks."""

@@ -12,12 +12,13 @@ import pytest
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from tandem.common.v1 import common_pb2
+from tandem.common.v1 import common_pb2, prefix_cache_pb2, prefix_cache_pb2_grpc
 from tandem.drafter.v1 import drafter_pb2_grpc
 from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
+from tests.support.waiting import until
 from tests.support.wire.scrape import ANY_PORT, Scraped, families
 from tests.support.wire.steps import (
     INVALID,
@@ -42,6 +43,7 @@ class Service:
     step: Callable[..., Any]
     call: Callable[[], Any]
     port: int
+    admin: prefix_cache_pb2_grpc.PrefixCacheServiceAsyncStub
 
     async def opened(self, prompt: list[int] = PROMPT, *steps: Any, **fields: Any) -> Any:
         """The answer to a text that opens, and after some steps closes."""
@@ -56,6 +58,10 @@ class Service:
     async def scrape(self) -> Scraped:
         return Scraped(await families(self.port))
 
+    async def is_idle(self) -> bool:
+        """Whether the room of all texts is given back, which is not waited for."""
+        return not (await self.scrape()).value("tandem_kv_positions", state="used")
+
 
 @asynccontextmanager
 async def serving(role: str, model: Path, **keys: Any) -> AsyncIterator[Service]:
@@ -66,16 +72,18 @@ async def serving(role: str, model: Path, **keys: Any) -> AsyncIterator[Service]
             service = make_drafter(DrafterSettings(**settings))
         else:
             service = make_target(TargetSettings(**settings))
-        server = await start(stack, service)
+        server = await start(stack, service, "127.0.0.1:0")
         await server.ready()
+        operator = await connect(stack, f"127.0.0.1:{server.admin_port}")
+        admin: Any = prefix_cache_pb2_grpc.PrefixCacheServiceStub(operator)
         channel = await connect(stack, address_of(server))
         assert service.metering is not None
         if role == "drafter":
             call = drafter_pb2_grpc.DrafterServiceStub(channel).Draft
-            yield Service(open_draft, draft_step, call, service.metering.port)
+            yield Service(open_draft, draft_step, call, service.metering.port, admin)
         else:
             verify = target_pb2_grpc.TargetServiceStub(channel).Verify
-            yield Service(open_verify, verify_step, verify, service.metering.port)
+            yield Service(open_verify, verify_step, verify, service.metering.port, admin)
 
 
 @pytest.fixture(params=["drafter", "target"])
@@ -100,11 +108,22 @@ async def test_a_prompt_is_found_by_texts_of_the_same_salt(service: Service) -> 
 
 async def test_what_is_kept_is_free(service: Service) -> None:
     await service.opened()
+    await until(service.is_idle)
     scraped = await service.scrape()
     states = [scraped.value("tandem_kv_positions", state=one) for one in ("used", "kept", "free")]
     assert states == [0, FOUND, 1024 - FOUND]
     fills = await service.opened([0] * 400, max_new_tokens=100)
     assert fills.cached_tokens == 0
+
+
+async def test_an_administrator_empties_it(service: Service) -> None:
+    asked = prefix_cache_pb2.ForgetPrefixesRequest()
+    assert (await service.admin.ForgetPrefixes(asked)).positions == 0
+    await service.opened()
+    await until(service.is_idle)
+    assert (await service.admin.ForgetPrefixes(asked)).positions == FOUND
+    first, again = await service.opened(), await service.opened()
+    assert (first.cached_tokens, again.cached_tokens) == (0, FOUND)
 
 
 async def test_a_salt_that_is_too_long_is_refused(service: Service) -> None:

@@ -91,6 +91,7 @@ class Text:
     salt: str
     tokens: list[int]
     cache: SequenceCache
+    forgotten: int = 0
 
 
 @dataclass
@@ -150,7 +151,19 @@ class World:
     def publish(self, text: Text) -> None:
         text.cache.publish(text.tokens, len(text.tokens))
         ends = range(BLOCK, min(len(text.tokens), text.cache.length) + 1, BLOCK)
-        self.published |= {(text.salt, tuple(text.tokens[:end])) for end in ends}
+        self.published |= {
+            (text.salt, tuple(text.tokens[:end])) for end in ends if end > text.forgotten
+        }
+
+    def forget(self) -> None:
+        """As an administrator may, at any time: what texts publish later is found again, once there
+        is another text with all that comes before it."""
+        kept = self.pool.kept_positions
+        assert self.pool.forget() == kept
+        assert self.pool.kept_positions == 0
+        self.published.clear()
+        for text in self.texts:
+            text.forgotten = len(text.cache.blocks) * BLOCK
 
     def round(self, text: Text, tokens: list[int], parents: list[int], kept: int) -> None:
         """A tree of drafted tokens, of which a path is kept; another token follows it."""
@@ -198,7 +211,7 @@ def play(data: st.DataObject, world: World, *, roomy: bool) -> None:
     """Random texts."""
     for _ in range(data.draw(st.integers(1, 25))):
         texts = world.texts
-        act = data.draw(st.sampled_from(["open", "round", "chain", "close"]))
+        act = data.draw(st.sampled_from(["open", "round", "chain", "close", "forget"]))
         if act == "open" or not texts:
             prompt, salt = data.draw(PROMPTS), data.draw(st.sampled_from(["", "of others"]))
             expected = world.expected(salt, prompt)
@@ -212,6 +225,8 @@ def play(data: st.DataObject, world: World, *, roomy: bool) -> None:
         left = text.cache.capacity - text.cache.length
         if act == "close":
             world.close(text)
+        elif act == "forget":
+            world.forget()
         elif left >= 4:
             tokens = data.draw(st.lists(TOKENS, min_size=1, max_size=4))
             kept = data.draw(st.integers(0, len(tokens)))
