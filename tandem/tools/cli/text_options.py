@@ -85,7 +85,7 @@ VerifierOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="block, token, greedy_block, spectr or gbv.",
+        help="Rule that decides drafts; tandem info lists them.",
         rich_help_panel=_SPECULATION,
     ),
 ]
