@@ -85,7 +85,7 @@ VerifierOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Rule that decides drafts; tandem info lists them.",
+        help="block, token, greedy_block, spectr or gbv.",
         rich_help_panel=_SPECULATION,
     ),
 ]

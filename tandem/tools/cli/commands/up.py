@@ -112,7 +112,7 @@ _Verifier = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Rule that decides drafts; tandem info lists them. Default block.",
+        help="block, token, greedy_block, spectr or gbv. Default block.",
         rich_help_panel=_SPECULATION,
     ),
 ]
