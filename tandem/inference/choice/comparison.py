@@ -23,7 +23,7 @@ _GAMMAS, _ACCEPTANCE = (4, 16), 0.8
 _EMITTED = 3
 # Extents are whole blocks, and this is the largest block.
 _POSITIONS = 96
-_LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 3, 15, 12.0
+_LEAST_ROUNDS, _MOST_ROUNDS, _SECONDS = 3, 9, 12.0
 # Of two back ends the earlier one is taken, unless the later one is this much cheaper: what is
 # closer depends on the moment.
 _WORTHWHILE = 1.1
