@@ -112,6 +112,37 @@ def test_replayed_passes_give_the_logits_of_plain_ones(row: Architecture) -> Non
 
 @pytest.mark.parametrize("row", GRAPHS, ids=lambda row: row.model_type)
 @torch.inference_mode()
+def test_a_prefix_that_is_found_gives_the_logits_of_a_computed_one(row: Architecture) -> None:
+    """Where the place that it was computed at and the one that it is copied to differ."""
+    decoder = on_the_gpu(sized(row))
+    texts = [[(11 * seed + 7 * place) % 60 for place in range(150)] for seed in range(3)]
+    # As long as captured passes allow, and longer.
+    rounds = [(16, 0), (40, 3), (5, 3)]
+
+    def logits(found: int) -> list[Any]:
+        caches = [cache for cache in (decoder.reserve(180) for _ in texts) if cache]
+        rows = []
+        for cache, text in zip(caches, texts, strict=True):
+            assert cache.adopt(text[:81], "") == found
+            decoder.forward([Feed(cache, text[found:81], 0)])
+            cache.publish(text, 81)
+        for count, wanted in rounds:
+            feeds = [
+                Feed(cache, text[cache.length : cache.length + count], wanted)
+                for cache, text in zip(caches, texts, strict=True)
+            ]
+            rows.append(decoder.forward(feeds).logits.cpu())
+        for cache in caches:
+            decoder.release(cache)
+        return rows
+
+    cold, warm = torch.cat(logits(0)), torch.cat(logits(80))
+    assert cold.std() > 1
+    assert (warm - cold).abs().max() < CLOSE
+
+
+@pytest.mark.parametrize("row", GRAPHS, ids=lambda row: row.model_type)
+@torch.inference_mode()
 def test_nothing_is_compiled_while_texts_are_served(row: Architecture) -> None:
     """200 batches of chains and trees, prompts among them, by another thread than the start's."""
     decoder = on_the_gpu(sized(row), rows=0)

@@ -18,13 +18,14 @@ from benchmarks.gpu.timing import Deadline
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
 
 # The others start processes: they are in tests/system/benchmarks/test_gpu.py.
-HERE = ("ceilings", "start", "passes", "drafts", "rounds", "numbers", "long")
+HERE = ("ceilings", "start", "passes", "prefixes", "drafts", "rounds", "numbers", "long")
 DEVICE = ("kernels", "numbers-device", "rounds-device")
 # The begin of a line that each section has.
 LINES = {
     "ceilings": "ceilings",
     "start": "prompt chunk, target",
     "passes": "target, 16 at 32",
+    "prefixes": "target, 48 tokens behind 64",
     "drafts": "drafts beside their passes",
     "rounds": "rounds, 16, T1",
     "numbers": "host, verdict 16x8",
