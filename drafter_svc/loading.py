@@ -67,8 +67,8 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
 
     prepares = settings.ahead if recipe.drafter.traits.prepares else 0
     room = room_for(prepares, recipe.largest_tree or settings.max_gamma)
-    models = load_models(recipe, settings, settings.model, settings.target, ahead=room)
     truncation = settings.truncation
+    models = load_models(recipe, settings, settings.model, settings.target, truncation, ahead=room)
     drafter = drafter_of(recipe, models, truncation)
     require_its_vocabulary(drafter, models[0].about)
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:], drafter))

@@ -171,7 +171,9 @@ def own_drafts(
             "engine": "auto" if settings.engine == "vllm" else settings.engine,
         }
     )
-    models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
+    models = load_models(
+        recipe, own, keys.model, keys.target or settings.model, keys.truncation, beside=target
+    )
     drafter = drafter_of(recipe, models, keys.truncation)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)

@@ -46,6 +46,7 @@ class Host:
         """Count until the end."""
         parts: list[tuple[Any, str, str]] = [
             (steppers, "draw", "draw"),
+            (steppers, "drawn_on", "chains"),
             (steppers, "decide", "decide"),
             (steppers, "decisions_of", "verdicts home"),
             (steppers, "drafts_of", "drafts home"),

@@ -12,6 +12,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.gpu.shapes import GRAPH_ROWS, Shapes
+from benchmarks.gpu.shapes import GRAPH_ROWS, TRUNCATION, Shapes
 from tandem.engine.schedule import BatchLimits
 from tandem.inference.check import plain
 from tandem.inference.decoder import Decoder, DecoderOptions
@@ -29,7 +30,7 @@ from tandem.inference.description import describe
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.passes.backend import Backend
-from tandem.inference.passes.cuda_graphs import capture_passes
+from tandem.inference.passes.cuda_graphs import capture_chains, capture_passes
 from tandem.profile import Profile
 
 # Sizes of A C and of B D, for that overlap.
@@ -104,12 +105,14 @@ class Measured:
         backend = self.backend
         if backend.device.type != "cuda":
             return
-        backend.graphs = None
+        backend.graphs = backend.chains = None
         gc.collect()
         torch.cuda.empty_cache()
         began = time.perf_counter()
         with torch.inference_mode(), capture_logs() as logs:
             capture_passes(backend, GRAPH_ROWS, longest)
+            if self.name == "drafter":
+                capture_chains(backend, GRAPH_ROWS, longest, astuple(TRUNCATION))
         torch.cuda.synchronize()
         self.told[f"captured for {longest}, s"] = time.perf_counter() - began
         self.told["graphs of"] = longest

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
+from tandem.engine.asks import Truncation
+
 # Captured passes have at most as many rows, as the services have by default (GRAPH_ROWS).
 GRAPH_ROWS = 512
+# Of a drafter's distributions, the services' own by default (DRAFT_MASS, DRAFT_SUPPORT).
+TRUNCATION = Truncation(0.999, 512)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ class Truncation:
 @dataclass(slots=True, eq=False)
 class Draw:
     """Compute the feed's tokens and draw behind each of its rows, shaped by the request's sampling,
-    truncated and rounded; the answer is a list of `DrawnToken`, row by row.
+    truncated and rounded; the answer is a list of `DrawnToken`, row by row. Where more are to
+    `follow`, it may have several tokens of the chain: the feed's row was drawn from, then that
+    token was fed, and so on; all but the last one are in the cache.
 
     Attributes:
         scorer: whose rows they are.
@@ -111,6 +113,8 @@ class Draw:
         earlier: where distinct, draws that others made at the first group's place, without which
             its own are drawn too.
         confident: the model's own probabilities of greedy tokens are wanted; see `ReadTokens`.
+        follow: tokens that will be drawn behind this one, in a line, whatever it is; for one draw
+            from one row that nothing shapes.
     """
 
     scorer: Scorer
@@ -128,6 +132,7 @@ class Draw:
     rows: Sequence[int] | None = None
     shaped: ShapedRows | None = None
     confident: bool = False
+    follow: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
+
     from tandem.inference.feed import Feed
     from tandem.inference.output import PassOutput
 
@@ -22,6 +26,13 @@ class Scorer(Protocol):
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """The rows asked for, feed by feed; the feeds' caches grow."""
+
+    @property
+    def chains(self) -> bool:
+        """Whether it may draw chains without the host between their tokens."""
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        """Such chains, see `Model.draw_on`."""
 
 
 class HeadScorer(Scorer, Protocol):

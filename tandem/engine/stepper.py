@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from tandem.engine.asks import (
 from tandem.engine.clock import clock_of
 from tandem.engine.job import Job
 from tandem.engine.numbers.decisions import decide, decisions_of
-from tandem.engine.numbers.draws import drafts_of, draw, not_finite, tokens_of
+from tandem.engine.numbers.draws import drafts_of, draw, drawn_on, follows, not_finite, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.engine.numbers.reviews import review
 from tandem.engine.scorer import Scorer
@@ -81,8 +81,10 @@ class Stepper:
             passes.append((sharing, feeds, scorer.forward(feeds)))
         times = [job.times for job in jobs]  # a job that reports, or ends a lap, begins new ones
         step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
-        for sharing, feeds, output in passes:
-            _hand_out(sharing, feeds, output)
+        drawing = [one for each in passes for one in _hand_out(*each)]
+        if chained := [one for one in drawing if one.follows]:
+            step = self._draw_on(step, chained)
+        _hand_drawn(drawing)
         while _answered(jobs):
             pass
         step.stamps.append(self._clock.stamp())
@@ -90,6 +92,25 @@ class Stepper:
         # An idle job's pass is waited for: a text that comes meanwhile waits for that one alone.
         if any(job.over or job.reports or job.idle for job in jobs):
             self._book()
+
+    def _draw_on(self, step: _Step, chained: Sequence[_Drawing]) -> _Step:
+        """Go on with chains as far as no host is needed; that is a step of its own, which this
+        returns."""
+        began, tokens = self._clock.stamp(), 0
+        for together in _by_kind(chained, lambda one: (id(one.ask.scorer), *one.kind)):
+            asks, firsts = [one.ask for one in together], [one.answer[0] for one in together]
+            drawn = drawn_on(asks[0].scorer, asks, firsts)
+            for one, behind in zip(together, drawn, strict=True):
+                one.answer += behind
+                tokens += len(behind)
+        if not tokens:
+            return step
+        step.stamps.append(began)
+        self._unbooked.append(step)
+        jobs = [one.job for one in chained]
+        traced = any(job.traced is not None for job in jobs)
+        stamps = [began, self._clock.stamp()]
+        return _Step(jobs, [job.times for job in jobs], tokens if traced else 0, stamps)
 
     def _book(self) -> None:
         """Tell the jobs of all steps so far where their time went."""
@@ -152,8 +173,8 @@ def _feed_of(job: Job[Any]) -> Feed:
     return ask.chunk(job.chunk)
 
 
-def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
-    """Give each job of a pass its rows, or what is drawn from them."""
+def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> Sequence[_Drawing]:
+    """Give each job of a pass its rows; what is drawn from them is not handed out yet."""
     logits, first = output.logits, 0
     first_state = 0
     drawing: list[_Drawing] = []
@@ -187,8 +208,9 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
                 scored.states, scored.first_state = output.states, own
         job.resume(scored)
         first += ask.feed.rows
-    _draw(drawing, logits)
     _review(reviewing, logits)
+    _draw(drawing, logits)
+    return drawing
 
 
 def _review(reviewing: Sequence[tuple[Job[Any], Review, int]], logits: Tensor) -> None:
@@ -200,15 +222,26 @@ def _review(reviewing: Sequence[tuple[Job[Any], Review, int]], logits: Tensor) -
 
 
 def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:
-    """Answer all that draw."""
-    # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
-    by_kind: dict[tuple[float, int, bool, bool], list[_Drawing]] = {}
-    for one in drawing:
-        by_kind.setdefault(one.kind, []).append(one)
-    for chosen in by_kind.values():
+    """Draw for all."""
+    for chosen in _by_kind(drawing, lambda one: one.kind):
         drawn = draw([one.ask for one in chosen], logits, [one.row for one in chosen])
         for one, answer in zip(chosen, drawn, strict=True):
             one.answer = answer
+            one.follows = follows(one.ask, logits)
+
+
+def _by_kind(
+    drawing: Sequence[_Drawing], kind: Callable[[_Drawing], Hashable]
+) -> Iterable[Sequence[_Drawing]]:
+    """Those that can be drawn together."""
+    by_kind: dict[Hashable, list[_Drawing]] = {}
+    for one in drawing:
+        by_kind.setdefault(kind(one), []).append(one)
+    return by_kind.values()
+
+
+def _hand_drawn(drawing: Sequence[_Drawing]) -> None:
+    """Answer all that draw."""
     answers: dict[Job[Any], list[list[DrawnToken]]] = {}
     for one in drawing:
         answers.setdefault(one.job, []).append(one.answer)
@@ -225,16 +258,19 @@ class _Drawing:
         ask: what is drawn.
         row: its first one of the pass.
         answer: the tokens, once they are drawn.
+        follows: whether a chain may go on behind them without the host.
     """
 
     job: Job[Any]
     ask: Draw
     row: int
     answer: list[DrawnToken] = field(default_factory=list)
+    follows: bool = False
 
     @property
     def kind(self) -> tuple[float, int, bool, bool]:
-        """What draws have to have in common to be made together."""
+        """What draws have to have in common to be made together. Without siblings at temperature 0
+        a row of one token does; with them it is the likeliest few."""
         ask, cut = self.ask, self.ask.truncation
         earlier = bool(ask.earlier)
         likeliest = ask.sampling.greedy and (earlier or max(ask.counts) > 1)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
@@ -23,7 +26,8 @@ from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
-from tandem.inference.passes.cuda_graphs import capture_passes
+from tandem.inference.passes.chains import Cut
+from tandem.inference.passes.cuda_graphs import capture_chains, capture_passes
 from tandem.inference.threads import use_threads
 from tandem.profile import PassTime
 
@@ -45,6 +49,8 @@ class DecoderOptions:
             second one stands by for them.
         graph_rows: new tokens of the largest pass to capture as a CUDA graph, if attention takes a
             batch in one call; 0 captures none.
+        chains: how distributions are cut that a drafter's chains are drawn from, whose passes are
+            then captured with their draws; None captures none.
         longest: length of the longest sequence, in positions; for the graphs.
         states_of: layers whose hidden states passes can give, see `layers_from`.
     """
@@ -56,6 +62,7 @@ class DecoderOptions:
     drafts: bool = False
     trees: bool = False
     graph_rows: int = 0
+    chains: Cut | None = None
     longest: int = 0
     states_of: str = NONE
 
@@ -83,6 +90,9 @@ class Decoder(Model):
             longest = min(options.longest, about.max_length, self.positions)
             with torch.inference_mode():
                 capture_passes(self._backends.current, options.graph_rows, longest)
+                if options.chains is not None and self._masked is None:
+                    current = self._backends.current
+                    capture_chains(current, options.graph_rows, longest, options.chains)
 
     def _start(self, model: PreTrainedModel, options: DecoderOptions) -> None:
         """Check that the model can be served, choose what computes it, and make the pool."""
@@ -203,3 +213,16 @@ class Decoder(Model):
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return output.without(self._masked)
+
+    @property
+    def chains(self) -> bool:
+        """See `Model`."""
+        return self._backends.current.chains is not None
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        """Draw chains without the host between their tokens, see `Model`."""
+        drawn = self._backends.draw_on(feeds, asked)
+        if drawn is not None:
+            self.forward_passes += len(drawn)
+            self.fed_tokens += len(drawn) * len(feeds)
+        return drawn

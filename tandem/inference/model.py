@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tandem.profile import PassTime
 
 if TYPE_CHECKING:  # a service without a model runs where torch is not installed
+    import numpy as np
+    import numpy.typing as npt
     import torch
+    from torch import Tensor
 
     from tandem.inference.description import Description
     from tandem.inference.feed import Feed
@@ -121,6 +124,25 @@ class Model(ABC):
         Returns:
             The rows asked for, feed by feed, in the dtype of the passes.
         """
+
+    @property
+    def chains(self) -> bool:
+        """Whether `draw_on` may do something."""
+        return False
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        """Draw a token behind each feed, then one behind that, and so on, as far as this can be
+        done without the host between them. Most models cannot.
+
+        Args:
+            feeds: of different sequences, a token each, at the ends of trunks.
+            asked: [S, R, columns] for S steps: of each feed's row, see `kernels.draws.asked_of`.
+
+        Returns:
+            [N, R, 1 + 2 K] for the first N steps, see `kernels.draws.draw`; the caches grow by N
+            tokens, the last ones drawn not among them. None where nothing is done.
+        """
+        return None
 
     @abstractmethod
     def measure(self, longest: int) -> None:

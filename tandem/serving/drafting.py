@@ -24,6 +24,7 @@ def load_models(
     settings: ModelSettings,
     model: str,
     target: str,
+    truncation: Truncation,
     beside: Model | None = None,
     ahead: int = 0,
 ) -> list[Model]:
@@ -34,6 +35,7 @@ def load_models(
         settings: how models are run.
         model: the checkpoint that the recipe calls "".
         target: the checkpoint that its heads are for, where the recipe names none.
+        truncation: of the distributions that are drawn from.
         beside: a target in this process, which verifies the drafts.
         ahead: positions that each sequence has for drafts that are prepared ahead, which are
             branches; 0 where none are.
@@ -51,6 +53,7 @@ def load_models(
         options_of(settings, ahead),
         drafts=settings.dtype == "auto",
         trees=ahead > 0 or recipe.largest_tree > 0,
+        chains=None if recipe.largest_tree else (truncation.mass, truncation.support),
     )
     models: list[Model] = []
     for named in recipe.checkpoints:

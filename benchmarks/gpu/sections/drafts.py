@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.gpu import pair
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.sections.numbers import SAMPLINGS, TRUNCATION
+from benchmarks.gpu.sections.numbers import SAMPLINGS
+from benchmarks.gpu.shapes import TRUNCATION
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
 from tandem.drafting.decoders.model import ModelDrafter

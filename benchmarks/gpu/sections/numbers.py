@@ -13,11 +13,11 @@ from torch import Tensor
 
 from benchmarks.gpu.device import work_of
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.shapes import Shapes
+from benchmarks.gpu.shapes import TRUNCATION, Shapes
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
 from tandem.engine.answers import ScoredRows
-from tandem.engine.asks import Decide, Draw, ToHost, Truncation
+from tandem.engine.asks import Decide, Draw, ToHost
 from tandem.engine.numbers import decisions, draws
 from tandem.inference.feed import DrawnToken
 from tandem.speculation.draft import Draft
@@ -25,7 +25,6 @@ from tandem.speculation.randomness import Purpose, RandomNumbers, VerdictNumbers
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 
-TRUNCATION = Truncation(0.999, 512)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "T1": {"temperature": 1.0},
     "T.7": {"temperature": 0.7},

@@ -18,8 +18,6 @@ from tandem.inference.kv.extents import SequenceCache
 
 # What the caller adds in a turn, in tokens; and room for what is not fed here.
 _ADDED, _ROOM = 48, 96
-# Of a cold turn's time, as issue 60 bounds it on a CPU.
-_BAR = 0.12
 
 
 @torch.inference_mode()
@@ -42,17 +40,17 @@ def _turns(run: Run, of: Measured, history: int) -> None:
             of.decoder.forward([Feed(cache, text[first : first + chunk], int(last))])
             first += chunk
 
-    def timed(name: str, salt: str | None, bar: float | None = None) -> None:
+    def timed(name: str, salt: str | None) -> None:
         with _text(of, len(text) + _ROOM) as cache:
             work, restore = partial(turn, cache, salt), partial(cache.rollback, 0)
             milliseconds, _ = run.stopwatch.times(work, restore, least=3, most=10, warm_ups=1)
-            run.add(Figure(line, name, milliseconds, "ms", run.value(line, "cold"), bar))
+            run.add(Figure(line, name, milliseconds, "ms", run.value(line, "cold")))
 
     timed("cold", None)
     with _text(of, history + _ROOM) as cache:
         cache.salt, cache.length = "", history
         cache.publish(text, history)
-    timed("found", "", _BAR if run.shapes.real else None)
+    timed("found", "")
     with _text(of, len(text) + _ROOM) as cache:
         milliseconds, host = run.stopwatch.times(
             partial(cache.adopt, text, ""), partial(cache.rollback, 0), least=3, most=10

@@ -15,7 +15,8 @@ from benchmarks.gpu.device import profiled
 from benchmarks.gpu.host import Host, compiler
 from benchmarks.gpu.pair import LeftOut
 from benchmarks.gpu.run import Run
-from benchmarks.gpu.sections.numbers import SAMPLINGS, TRUNCATION
+from benchmarks.gpu.sections.numbers import SAMPLINGS
+from benchmarks.gpu.shapes import TRUNCATION
 from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
 from tandem.drafting.decoders.model import ModelDrafter

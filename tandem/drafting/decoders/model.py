@@ -54,16 +54,18 @@ class ModelDrafter(PartDrafter):
             sequence.threshold = self._stop.begin()
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
-        """One pass and one draw a token; the drafted tokens stay on the device until the end."""
+        """One pass and one draw a token; the drafted tokens stay on the device until the end. Where
+        nothing is decided between them, the engine may draw several for one ask."""
         held: list[int] = sequence.state
         news = sequence.token_ids[len(held) :]
         held += news
         chain: list[DrawnToken] = []
         path: list[int] = []  # known only where it shapes the next row
         gamma = min(gamma, budget)
-        for node in range(gamma):
+        while len(chain) < gamma:
             shaped = sequence.shaped_rows([path])
-            (drawn,) = yield Draw(
+            node, decides = len(chain), shaped is not None or self._stop.early
+            drawn: list[DrawnToken] = yield Draw(
                 scorer=self.scorer,
                 feed=Feed(cache_of(sequence), chain[-1] if chain else self.known(news), 1),
                 sampling=sequence.sampling,
@@ -75,14 +77,15 @@ class ModelDrafter(PartDrafter):
                 nodes=gamma,
                 shaped=shaped,
                 confident=self._stop.early,
+                follow=0 if decides else gamma - node - 1,
             )
-            chain.append(drawn)
-            if node + 1 == gamma:
+            chain += drawn
+            if len(chain) == gamma:
                 break
-            if sequence.threshold and not (yield from self._go_on_behind(sequence, [drawn]))[0]:
+            if sequence.threshold and not (yield from self._go_on_behind(sequence, drawn))[0]:
                 break
             if shaped is not None:
-                path = [*path, *(yield ReadTokens([drawn]))]
+                path = [*path, *(yield ReadTokens(drawn))]
         if sequence.threshold is not None:
             sequence.threshold.drafted, sequence.threshold.asked = len(chain), gamma
         draft: Draft = yield ToHost(chain)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tandem.engine.answers import DeviceVerdict, DrawnTree
 from tandem.engine.asks import Draw, ReadTokens, ToHost
+from tandem.engine.scorer import Scorer
 from tandem.errors import EngineFailure
-from tandem.inference.feed import DrawnToken, Draws
+from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.kernels import draws as kernels
 from tandem.kernels import operators
 from tandem.shaping.logits import shape
@@ -87,6 +88,52 @@ def _told(asks: Sequence[Draw], drawn: Draws, rows: Sequence[int]) -> list[list[
         ]
         for own in _rows_of(asks)
     ]
+
+
+def drawn_on(
+    scorer: Scorer, asks: Sequence[Draw], firsts: Sequence[DrawnToken]
+) -> list[list[DrawnToken]]:
+    """The tokens behind the first ones of chains, as far as they can be drawn without the host
+    between them: as many for each, none where that is not possible.
+
+    Args:
+        scorer: of all asks.
+        asks: at least one, of one truncation; each has some that follow.
+        firsts: the token that each ask drew.
+    """
+    steps = min(ask.follow for ask in asks)
+    size, digits = scorer.vocab_size, np.stack([_digits_behind(ask, steps) for ask in asks], 1)
+    asked = kernels.asked_of(range(len(asks)), size, [ask.sampling for ask in asks], 1)
+    asked[:, kernels.SIZE] = [min(ask.vocab_size, size) for ask in asks]
+    each = np.repeat(asked[None], steps, 0)
+    found: list[list[DrawnToken]] = [[] for _ in asks]
+    while len(found[0]) < steps:
+        each[:, :, kernels.DIGITS :] = digits
+        feeds = [
+            Feed(ask.feed.cache, own[-1] if own else first, 1)
+            for ask, own, first in zip(asks, found, firsts, strict=True)
+        ]
+        packed = scorer.draw_on(feeds, each[len(found[0]) :])
+        if packed is None:
+            break
+        count = len(asks)
+        tokens, rows = kernels.parts_of(packed.flatten(0, 1), 1)
+        drawn = Draws(tokens, rows, packed=packed.flatten(0, 1))
+        for row, own in enumerate(found):
+            own += [DrawnToken(drawn, step * count + row) for step in range(len(packed))]
+    return found
+
+
+def _digits_behind(ask: Draw, steps: int) -> np.ndarray:
+    """[steps, 2]: the numbers behind an ask's first one."""
+    numbers = ask.numbers.take(ask.round, ask.nodes)
+    return np.array(numbers[ask.node + 1 : ask.node + 1 + steps], np.int64)
+
+
+def follows(ask: Draw, logits: Tensor) -> bool:
+    """Whether a chain may go on behind an ask without the host, by kernels of a GPU."""
+    narrow = 0 < ask.truncation.support <= kernels.WIDEST
+    return ask.follow > 0 and ask.scorer.chains and narrow and operators.take(logits)
 
 
 def _by_kernels(asks: Sequence[Draw], logits: Tensor) -> bool:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Rows of a tile: for plain decoding and the steps of a draft; for verifications; for prompts.
 ONE, FEW, MANY = 4, 16, 64
+# Words of bits for the rows behind a trunk, in captured passes: trees, and what a verification
+# feeds before them.
+WORDS = 4
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -97,6 +100,11 @@ class Tiles:
         """Take another batch of the same padded sizes, in the same memory of the device."""
         self._lay(segments)
         self._sent.again(beside, *(self._look(window) for window in self._seen))
+
+    def take(self, numbers: Tensor) -> None:
+        """Take another batch of the same padded sizes, whose numbers are on the device: those
+        beside, then those of each window."""
+        self._sent.take(numbers)
 
     def seen(self, window: int | None) -> tuple[Tensor, Tensor]:
         """What tiles and rows see, shared by all layers with the same window.
@@ -180,6 +188,46 @@ class Tiles:
         return flat
 
 
+def one_row_each(
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    room: TileSizes,
+    windows: Sequence[int | None],
+    steps: int,
+    scratch: int,
+) -> np.ndarray:
+    """What tiles and rows see in several batches, of one more token of each text.
+
+    Args:
+        starts: first slot of each text.
+        lengths: of each, before the first batch.
+        room: sizes to pad to; a tile a row.
+        windows: of the model's layers.
+        steps: batches.
+        scratch: slot of spare rows.
+
+    Returns:
+        [steps, N] int64: positions and slots of the rows, then as `Tiles` sends them.
+    """
+    texts, windows = len(starts), tuple(dict.fromkeys(windows))
+    position = np.array(lengths, np.int64) + np.arange(steps)[:, None]
+    slot = np.array(starts, np.int64) + position
+    places = np.zeros((steps, 2, room.rows), np.int64)
+    places[:, 1] = scratch
+    places[:, 0, :texts], places[:, 1, :texts] = position, slot
+    parts = [places.reshape(steps, -1)]
+    for window in windows:
+        tiles = np.zeros((steps, 6, room.tiles), np.int64)
+        rows = np.zeros((steps, 2 + room.words, room.rows), np.int64)
+        first = np.array(starts) if window is None else np.maximum(starts, slot - window + 1)
+        tiles[:, 0, :texts], tiles[:, 1, :texts] = np.arange(texts), 1
+        tiles[:, 2, :texts] = rows[:, 0, :texts] = first
+        tiles[:, 3, :texts] = tiles[:, 4, :texts] = slot + 1
+        rows[:, 1, :texts] = slot
+        parts += tiles.reshape(steps, -1), rows.reshape(steps, -1)
+    return np.concatenate(parts, 1)
+
+
 def _words(paths: Sequence[int], words: int) -> np.ndarray:
     """[n, words] of `WORD` bits each, from n numbers."""
     size = words * WORD // 8
@@ -211,6 +259,10 @@ class Sent:
     def again(self, *arrays: np.ndarray) -> None:
         """Overwrite them with arrays of the same sizes."""
         self._flat.copy_(_flat(arrays), non_blocking=True)
+
+    def take(self, numbers: Tensor) -> None:
+        """Overwrite them with numbers of the device."""
+        self._flat.copy_(numbers)
 
 
 def _flat(arrays: Sequence[np.ndarray]) -> Tensor:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
@@ -28,6 +30,13 @@ class CapturedPasses(Protocol):
 
     def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], PassOutput] | None:
         """The captured pass that can compute a batch; None if there is none."""
+
+
+class CapturedChains(Protocol):
+    """Captured passes with draws between them."""
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        """What the first steps drew that can be computed at once; None where none can."""
 
 
 @dataclass(eq=False, repr=False)
@@ -52,6 +61,7 @@ class Backend:
         feeds_again: whether a feed below earlier branch rows must contain those rows too: the pass
             can hide rows of one feed from each other, but not rows that were fed before.
         graphs: captured passes for small batches; None if there are none.
+        chains: the same with draws between them; None if there are none.
         busy: lock held while the pass computes: it takes one batch at a time.
     """
 
@@ -69,6 +79,7 @@ class Backend:
     windows: tuple[int | None, ...] = ()
     feeds_again: bool = False
     graphs: CapturedPasses | None = None
+    chains: CapturedChains | None = None
     busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __str__(self) -> str:
@@ -76,7 +87,7 @@ class Backend:
 
     def beside(self, positions: int) -> Backend:
         """The same pass with a pool of its own, to try while this back end serves."""
-        return replace(self, pool=self.pool.resized(positions), graphs=None)
+        return replace(self, pool=self.pool.resized(positions), graphs=None, chains=None)
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of different sequences; their caches grow.
@@ -97,6 +108,17 @@ class Backend:
         for feed in feeds:
             feed.cache.grow(listed(feed.token_ids), feed.parents)
         return output
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        """Draw chains, see `Model.draw_on`; their caches grow by as many tokens as were fed."""
+        if self.chains is None:
+            return None
+        with self.busy:
+            drawn = self.chains.draw_on(feeds, asked)
+        if drawn is not None:
+            for feed in feeds:
+                feed.cache.grow(range(len(drawn)))
+        return drawn
 
     def _computed(self, feeds: Sequence[Feed]) -> PassOutput:
         graph = None if self.graphs is None else self.graphs.fitting(feeds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -82,6 +84,14 @@ class Backends:
         kept = self._for_trees() if self._trees else None
         left = [b for b in earlier if b is kept or b.pool.free_positions < b.pool.positions]
         self._all = (*left, current)
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        """See `Model.draw_on`."""
+        pool = feeds[0].cache.pool
+        backend = next(backend for backend in self._all if backend.pool is pool)
+        if any(feed.cache.pool is not pool for feed in feeds):
+            return None
+        return backend.draw_on(feeds, asked)
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """The requested rows, feed by feed; see `Backend.forward`."""

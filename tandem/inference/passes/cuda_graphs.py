@@ -16,13 +16,15 @@ from torch import Tensor
 from tandem.errors import Unsupported, first_line
 from tandem.inference.batch.packed import PackedBatch, Packing, tokens_of
 from tandem.inference.batch.segment import Segment
-from tandem.inference.batch.tiles import FEW, ONE, Tiles, TileSizes
+from tandem.inference.batch.tiles import FEW, ONE, WORDS, Tiles, TileSizes
 from tandem.inference.check.plain import difference
 from tandem.inference.check.texts import ordinary_tokens
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend, Pass
+from tandem.inference.passes.chains import Chains, Cut
+from tandem.kernels import draws
 
 _log = structlog.get_logger(__name__)
 
@@ -33,8 +35,6 @@ _WARM_UPS = 2
 _ROWS_A_TILE = 4
 # Rows from which on one that is padded costs as much as one that is not.
 _BETWEEN = 64
-# Words of bits for the rows behind a trunk: trees, and what a verification feeds before them.
-_WORDS = 4
 # Tokens before the rows that captured passes are compared by, a text each.
 _CONTEXTS = (5, 9)
 # Rows of a tree of two branches, by their parents, behind one more of the trunk.
@@ -260,6 +260,35 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
     )
 
 
+def capture_chains(backend: Backend, rows: int, longest: int, cut: Cut) -> None:
+    """Make a back end with captured passes draw chains by graphs; one warning if that fails.
+
+    Args:
+        backend: has its captured passes, and its final pool.
+        rows: of the largest batch.
+        longest: longest text to expect, in positions.
+        cut: of the distributions that are drawn from.
+    """
+    if backend.graphs is None or not 0 < cut[1] <= draws.WIDEST:
+        return
+    began = time.monotonic()
+    memory = torch.cuda.graph_pool_handle() if backend.device.type == "cuda" else None
+    try:
+        chains = Chains(
+            backend, rows, longest, cut, lambda run: capture(run, backend.device, memory)
+        )
+    except Exception as error:  # a model's own code, and a device's
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        _log.warning("each token of a draft takes a pass of its own", reason=reason)
+        return
+    backend.chains = chains
+    _log.info(
+        "chains captured as CUDA graphs",
+        sizes=len(list(chains)),
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
 def _check(backend: Backend, graphs: Graphs) -> None:
     """Compare graphs with the pass itself, for one text and for two.
 
@@ -309,6 +338,6 @@ def rooms(rows: int) -> list[TileSizes]:
     counts = {*powers, *(3 * count // 2 for count in powers if count >= _BETWEEN)}
     for count in sorted(count for count in counts if count <= rows):
         if count >= _ROWS_A_TILE:
-            found.append(TileSizes(count, count // _ROWS_A_TILE, FEW, _WORDS))
-        found.append(TileSizes(count, count, ONE, _WORDS))
+            found.append(TileSizes(count, count // _ROWS_A_TILE, FEW, WORDS))
+        found.append(TileSizes(count, count, ONE, WORDS))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from tandem.drafting.drafter import Recipe
 from tandem.engine.answers import ReviewAnswer, ScoredRows
@@ -110,6 +112,7 @@ class Table:
     """A scorer that is a table: integer weights after every text."""
 
     vocab_size = VOCAB_SIZE
+    chains = False
 
     def __init__(self, longest: int, seed: int, *, zeros: bool) -> None:
         self._rows = _rows_of(longest, seed, zeros)
@@ -118,6 +121,9 @@ class Table:
         return self._rows[text]
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        raise AssertionError("its asks are answered one by one")
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
         raise AssertionError("its asks are answered one by one")
 
 
@@ -246,7 +252,7 @@ class Answering:
             self._feed(ask.feed)
             return None
         if isinstance(ask, Draw):
-            return self._draw(ask, self._laws(ask))
+            return self._draw_chain(ask)
         if isinstance(ask, DrawFrom):
             return self._draw_from(ask)
         if isinstance(ask, DrawTogether):
@@ -343,6 +349,14 @@ class Answering:
             np.concatenate([row.ids for row in ask.rows]),
             np.concatenate([row.weights for row in ask.rows]),
         )
+
+    def _draw_chain(self, ask: Draw) -> list[DrawnToken]:
+        """What is asked for, and of what follows some: drafts go on behind one answer or two."""
+        drawn = self._draw(ask, self._laws(ask))
+        if ask.follow:
+            again = replace(ask, feed=Feed(ask.feed.cache, drawn[-1], 1), node=ask.node + 1)
+            drawn += self._draw(again, self._laws(again))
+        return drawn
 
     def _draw(self, ask: Draw, laws: Sequence[npt.NDArray[np.int64]]) -> list[DrawnToken]:
         groups = range(len(laws)) if ask.rows is None else ask.rows

@@ -36,6 +36,7 @@ from tests.unit.inference.passes.fake_device import (
     VOCAB_SIZE,
     run,
 )
+from tests.unit.inference.passes.test_chains import CUT, SAMPLINGS, drafts, same
 
 pytestmark = pytest.mark.campaign(
     "passes, rounds, kernels and the law on a real GPU",
@@ -56,10 +57,12 @@ CONFIG = LlamaConfig(
 Waits = Callable[[], tuple[int, int]]
 
 
-def on_the_gpu(seed: int) -> Decoder:
+def on_the_gpu(seed: int, **options: Any) -> Decoder:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIG).to("cuda")
-    return decoder_over(model, "tiny", cache_tokens=2048, trees=True, graph_rows=16, longest=64)
+    return decoder_over(
+        model, "tiny", cache_tokens=2048, trees=True, graph_rows=16, longest=64, **options
+    )
 
 
 @contextmanager
@@ -131,10 +134,21 @@ def test_a_draft_waits_once_and_its_verification_once(rule: str) -> None:
     assert verified == (1, 1)
 
 
+def test_a_chain_of_one_replay_is_the_one_that_is_drawn_token_by_token() -> None:
+    small, bare = on_the_gpu(2, chains=CUT), on_the_gpu(2)
+    assert small.chains
+    together = [[4] * 5, [8] * 5, [3] * 5, [2, 4, 8, 1, 5]]
+    for count, gammas in ((5, together), (1, [[4], [6], [1], [9]])):
+        expected = drafts(bare, SAMPLINGS[:count], gammas)
+        assert same(drafts(small, SAMPLINGS[:count], gammas), expected)
+
+
+@pytest.mark.parametrize("cut", [None, CUT])
 @pytest.mark.parametrize("rule", ["block", "token"])
 @torch.inference_mode()
-def test_a_round_with_a_draft_inside_waits_once(rule: str) -> None:
-    target, small, stepper = on_the_gpu(1), on_the_gpu(2), Stepper(torch.device("cuda"))
+def test_a_round_with_a_draft_inside_waits_once(rule: str, cut: tuple[float, int] | None) -> None:
+    target, small = on_the_gpu(1), on_the_gpu(2, chains=cut)
+    stepper = Stepper(torch.device("cuda"))
     method = built_in("model", RecipeSettings()).make([small], Truncation(0.99, 16))
     own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device=True)
 

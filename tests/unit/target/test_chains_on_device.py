@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.drafting.decoders.model import ModelDrafter
@@ -242,6 +244,7 @@ class Breaking:
         self._decoder = decoder
         self._broken = broken
         self.vocab_size = decoder.vocab_size
+        self.chains = False
         self.passes = -1
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
@@ -251,6 +254,9 @@ class Breaking:
         if self.passes == at:
             output.logits[row, 3] = torch.nan
         return output
+
+    def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
+        return None
 
 
 DRAFTER = "the drafter computed a distribution that is not finite"

@@ -1,0 +1,179 @@
+"""Chains that are drawn in one replay are those that are drawn token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from tandem.drafting.decoders.model import ModelDrafter
+from tandem.drafting.drafter import DraftSequence, go_on
+from tandem.engine.asks import Truncation
+from tandem.engine.stepper import Stepper
+from tandem.inference.batch.segment import Segment
+from tandem.inference.batch.tiles import ONE, WORDS, Tiles, TileSizes, one_row_each
+from tandem.inference.choice import candidates
+from tandem.inference.decoder import Decoder
+from tandem.inference.passes import chains, one_call
+from tandem.inference.passes import cuda_graphs as graph
+from tandem.speculation.draft import Draft
+from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import DraftSize
+from tests.support.decoders import decoder_over
+from tests.support.devices.by_operators import by_operators
+from tests.support.devices.recording import Recorder
+from tests.support.models.architectures import SUPPORTED, build
+from tests.unit.inference.passes.fake_device import run
+
+CUT = 0.99, 16
+LONGEST = 60
+SAMPLINGS = [
+    Sampling(seed=1),
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.7, top_p=0.9, seed=2),
+    Sampling(temperature=1.5, top_k=7, min_p=0.02, seed=3),
+    Sampling(seed=4),
+]
+
+
+@contextmanager
+def captured(name: str) -> Iterator[tuple[Decoder, Decoder, Recorder]]:
+    """A model whose chains are captured, and the same without captured passes."""
+    recorder = Recorder()
+    row = next(row for row in SUPPORTED if row.model_type == name)
+    with pytest.MonkeyPatch.context() as patch, by_operators():
+        patch.setattr(one_call, "worthwhile", lambda _: True)
+        patch.setattr(graph, "capture", recorder)
+        patch.setattr(candidates, "choose_layout", lambda _: None)
+        patch.setattr(chains, "_ROWS", (1, 2, 8))
+        options: dict[str, Any] = {"cache_tokens": 800, "longest": LONGEST}
+        own = decoder_over(build(row), "tiny", graph_rows=8, chains=CUT, **options)
+        bare = decoder_over(build(row), "tiny", **options)
+        yield own, bare, recorder
+
+
+def opened(decoder: Decoder, samplings: Sequence[Sampling]) -> list[DraftSequence]:
+    sequences = [
+        DraftSequence([3 + i] * (2 + 3 * i), sampling, decoder.vocab_size - 3 * i)
+        for i, sampling in enumerate(samplings)
+    ]
+    for sequence in sequences:
+        cache = decoder.reserve(LONGEST)
+        assert cache is not None
+        sequence.caches.append(cache)
+    return sequences
+
+
+@torch.inference_mode()
+def drafts(
+    decoder: Decoder, samplings: Sequence[Sampling], gammas: Sequence[Sequence[int]]
+) -> list[Draft]:
+    """Of each text, round by round; some of the tokens are kept."""
+    drafter, stepper = ModelDrafter(decoder, Truncation(*CUT)), Stepper(decoder.device)
+    sequences = opened(decoder, samplings)
+    run(stepper, sequences, drafter.open)
+    found: list[Draft] = []
+    emitted = {id(one): [5] for one in sequences}
+    for round_, sizes in enumerate(gammas, 1):
+        size = {id(one): DraftSize(each, 0) for one, each in zip(sequences, sizes, strict=True)}
+
+        def begin(one: DraftSequence, round_: int = round_, size: Any = size) -> Any:
+            return go_on(drafter, one, round_, emitted[id(one)], size[id(one)])
+
+        drafted: list[Draft] = run(stepper, sequences, begin)
+        found += drafted
+        for number, (one, draft) in enumerate(zip(sequences, drafted, strict=True)):
+            kept = (round_ + number) % (len(draft) + 1)
+            emitted[id(one)] = [*draft.token_ids[:kept], 7]
+    for sequence in sequences:
+        assert sequence.caches[0].length <= LONGEST
+        decoder.release(sequence.caches[0])
+    return found
+
+
+def same(ours: Sequence[Draft], theirs: Sequence[Draft]) -> bool:
+    """Of equal tokens; weights are of float32 rows, whose last bits hang on the batch."""
+    told = [
+        [(one.token_ids, one.sizes, one.ids.tolist()) for one in each] for each in (ours, theirs)
+    ]
+    weights = [np.concatenate([one.weights for one in each]).astype(int) for each in (ours, theirs)]
+    return told[0] == told[1] and bool((abs(weights[0] - weights[1]) < 3).all())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_drafts_are_those_that_are_drawn_token_by_token(name: str) -> None:
+    """Several texts and one, drafts of all sizes, and of several at once."""
+    together = [[4] * 5, [8] * 5, [3] * 5, [2, 4, 8, 1, 5]]
+    with captured(name) as (own, bare, recorder):
+        before = recorder.replays
+        for samplings, gammas in (
+            (SAMPLINGS, together),
+            (SAMPLINGS[:1], [[4], [6], [1], [9]]),
+            (SAMPLINGS[1:2], [[4], [2]]),
+        ):
+            expected = drafts(bare, samplings, gammas)
+            assert same(drafts(own, samplings, gammas), expected)
+            assert len({tuple(draft.token_ids) for draft in expected}) > 1
+        assert recorder.replays > before
+
+
+def test_a_draft_takes_one_replay_behind_its_first_token() -> None:
+    with captured("llama") as (own, _, recorder):
+        for gamma, replays in ((1, 0), (2, 1), (4, 1), (8, 1), (5, 2)):
+            passes = own.forward_passes, recorder.replays
+            drafts(own, SAMPLINGS, [[gamma] * 5])
+            # A prompt is one pass, by a captured one or not; so is the first token.
+            prompts = recorder.replays - passes[1] - replays
+            assert 1 <= prompts <= 2
+            assert own.forward_passes - passes[0] == 1 + gamma
+
+
+def test_what_does_not_fit_is_drawn_token_by_token() -> None:
+    """More texts than are captured; and the end of a text that is as long as may be."""
+    many = [replace(SAMPLINGS[0], seed=i) for i in range(11)]
+    with captured("llama") as (own, bare, _):
+        for samplings, gammas in ((many, [[3] * 11]), (SAMPLINGS[:1], [[8]] * 6)):
+            assert same(drafts(own, samplings, gammas), drafts(bare, samplings, gammas))
+
+
+@torch.inference_mode()
+def test_without_room_for_them_chains_are_not_captured() -> None:
+    with captured("llama") as (own, _, _), capture_logs() as logs:
+        backend = own._backends.current
+        assert backend.chains is not None
+        backend.chains = None
+        graph.capture_chains(backend, 8, LONGEST, (0.99, 0))
+        assert backend.chains is None
+        assert logs == []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graph, "capture", lambda *_: 1 / 0)
+            graph.capture_chains(backend, 8, LONGEST, CUT)
+        (log,) = logs
+        assert log["event"] == "each token of a draft takes a pass of its own"
+        assert backend.chains is None
+
+
+@pytest.mark.parametrize("windows", [(None,), (4, None), (3,)])
+def test_what_steps_see_is_what_each_batch_would_send(windows: Sequence[int | None]) -> None:
+    room, scratch = TileSizes(8, 8, ONE, WORDS), 999
+    starts, lengths, steps = [40, 0, 100], [9, 1, 2], 5
+    found = one_row_each(starts, lengths, room, windows, steps, scratch)
+    for step in range(steps):
+        segments = [
+            Segment(row, 1, start, length + step + 1)
+            for row, (start, length) in enumerate(zip(starts, lengths, strict=True))
+        ]
+        places = np.zeros((2, room.rows), np.int64)
+        places[1] = scratch
+        places[0, :3] = [length + step for length in lengths]
+        places[1, :3] = [
+            start + length + step for start, length in zip(starts, lengths, strict=True)
+        ]
+        tiles = Tiles(segments, torch.device("cpu"), room, windows, places)
+        assert tiles._sent._flat.tolist() == found[step].tolist()
