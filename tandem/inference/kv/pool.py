@@ -97,11 +97,17 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         """See `PositionPool.move`. All is read before it is written, so overlaps do no harm."""
         if not self.keys:
             return
+        first, count = slots[0], len(slots)
+        apart = abs(first - to[0]) >= count
+        all_layers = self._together or [states[None] for states in (*self.keys, *self.values)]
+        if apart and list(slots) == list(range(first, first + count)):
+            for layers in all_layers:  # in a line, as those of a prefix mostly are
+                layers.narrow(2, to[0], count).copy_(layers.narrow(2, first, count))
+            return
         index = torch.tensor(slots, dtype=torch.int64)
         index = index.to(self.keys[0].device, non_blocking=True)
-        apart = (states[None] for states in (*self.keys, *self.values))
-        for layers in self._together or apart:
-            layers.narrow(2, to[0], len(slots)).copy_(layers.index_select(2, index))
+        for layers in all_layers:
+            layers.narrow(2, to[0], count).copy_(layers.index_select(2, index))
 
     def _allocate(self, *states: Tensor) -> None:
         """Allocate a layer for states of this form [heads, T, head_dim]."""
