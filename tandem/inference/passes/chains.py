@@ -7,7 +7,8 @@ the first one begins, and is sent at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,14 @@ from tandem.speculation.request.sampling import Sampling
 # A chain of several sizes' worth of tokens takes as many replays. Behind the first token, a draft
 # of 2, 4 or 8 takes one.
 _STEPS = (1, 3, 7)
-_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 4, 16, 64)
 
 
 # Share of a distribution that is kept, and the most tokens: `Truncation` of the engine's asks.
 Cut = tuple[float, int]
+# Captures a function's work, with another one to run before: for kernels and memory to be there.
+# What it gives replays the work.
+Capture = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 
 
 class ChainGraph:
@@ -42,7 +46,7 @@ class ChainGraph:
         steps: passes, each with its draws.
         longest: longest text that it may see, in positions.
         cut: of the distributions.
-        capture: of a function, which gives one that replays it.
+        capture: of its work.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class ChainGraph:
         steps: int,
         longest: int,
         cut: Cut,
-        capture: Callable[[Callable[[], None]], Callable[[], None]],
+        capture: Capture,
     ) -> None:
         self.rows, self.steps = rows, steps
         self._backend, self._longest = backend, longest
@@ -77,9 +81,9 @@ class ChainGraph:
         width = draws.width_of(cut[1], backend.vocab_size)
         self._drawn = torch.zeros(steps, rows, 1 + 2 * width, dtype=torch.int64, device=device)
 
-        def run() -> None:
+        def run(count: int) -> None:
             tokens = self._tokens
-            for step, own in enumerate(tiles):
+            for step, own in enumerate(tiles[:count]):
                 own.take(places[step])
                 there = own.beside.view(2, -1)
                 batch = PackedBatch(segments, tokens[None], there[:1], there[1], None, own)
@@ -89,7 +93,7 @@ class ChainGraph:
                 self._drawn[step].copy_(drawn)
                 tokens = drawn[:, 0]
 
-        self._replay = capture(run)
+        self._replay = capture(partial(run, steps), partial(run, 1))
 
     def fits(self, feeds: Sequence[Feed], steps: int) -> bool:
         """Whether it takes a batch, and no more steps than that."""
@@ -136,7 +140,7 @@ class Chains:
         rows: int,
         longest: int,
         cut: Cut,
-        capture: Callable[[Callable[[], None]], Callable[[], None]],
+        capture: Capture,
     ) -> None:
         self.cut = cut
         # The longest chains first, each by the fewest rows that do.
@@ -145,7 +149,7 @@ class Chains:
             ChainGraph(backend, size, steps, longest, cut, capture) for steps, size in sizes
         ]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[ChainGraph]:
         return iter(self._graphs)
 
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:

@@ -124,13 +124,19 @@ def _pairs(ours: PassOutput, theirs: PassOutput) -> Iterator[tuple[Tensor, Tenso
         yield ours.states, theirs.states
 
 
-def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:
+def capture(
+    run: Callable[[], None],
+    device: torch.device,
+    memory: Any,
+    warm_up: Callable[[], None] | None = None,
+) -> Callable[[], None]:
     """Capture `run` as a CUDA graph; returns a function that replays it on the same memory.
 
     Args:
         run: launches work, and waits for nothing.
         device: of the work.
         memory: from torch.cuda.graph_pool_handle().
+        warm_up: launches all kernels of that work, in less time; None for the work itself.
 
     Raises:
         RuntimeError: `run` waits for the device, or cannot be captured for another reason.
@@ -140,7 +146,7 @@ def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Calla
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(_WARM_UPS):
-                run()
+                (warm_up or run)()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, such as one that loads a model.
@@ -275,7 +281,11 @@ def capture_chains(backend: Backend, rows: int, longest: int, cut: Cut) -> None:
     memory = torch.cuda.graph_pool_handle() if backend.device.type == "cuda" else None
     try:
         chains = Chains(
-            backend, rows, longest, cut, lambda run: capture(run, backend.device, memory)
+            backend,
+            rows,
+            longest,
+            cut,
+            lambda run, warm_up: capture(run, backend.device, memory, warm_up),
         )
     except Exception as error:  # a model's own code, and a device's
         reason = f"{type(error).__name__}: {first_line(error)}"

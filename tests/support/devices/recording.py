@@ -64,8 +64,14 @@ class Recorder:
         """Replays of all recordings."""
         return sum(recording.replays for recording in self.recordings)
 
-    def __call__(self, run: Callable[[], None], device: Any, memory: Any) -> Callable[[], None]:
-        run()
+    def __call__(
+        self,
+        run: Callable[[], None],
+        device: Any,
+        memory: Any,
+        warm_up: Callable[[], None] | None = None,
+    ) -> Callable[[], None]:
+        (warm_up or run)()
         recording = Recording()
         with recording:
             run()
