@@ -18,7 +18,7 @@ from torch._dynamo import utils as dynamo
 
 from benchmarks.gpu.pair import Measured
 from tandem.engine import stepper as steppers
-from tandem.engine.numbers import draws
+from tandem.engine.numbers import home
 from tandem.engine.stepper import Stepper
 from tandem.inference.passes import cuda_graphs, torch_llama
 
@@ -50,7 +50,7 @@ class Host:
             (steppers, "decide", "decide"),
             (steppers, "decisions_of", "verdicts home"),
             (steppers, "drafts_of", "drafts home"),
-            (draws, "copy_to_host", "wait and copy"),
+            (home, "copy_to_host", "wait and copy"),
             (torch_llama, "attend", "attention launched"),
             (Stepper, "step", "step"),
         ]

@@ -26,7 +26,8 @@ from tandem.engine.asks import (
 from tandem.engine.clock import clock_of
 from tandem.engine.job import Job
 from tandem.engine.numbers.decisions import decide, decisions_of
-from tandem.engine.numbers.draws import drafts_of, draw, drawn_on, follows, not_finite, tokens_of
+from tandem.engine.numbers.draws import draw, drawn_on, follows, not_finite
+from tandem.engine.numbers.home import drafts_of, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.engine.numbers.reviews import review
 from tandem.engine.scorer import Scorer

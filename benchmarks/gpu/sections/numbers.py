@@ -18,7 +18,7 @@ from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline
 from tandem.engine.answers import ScoredRows
 from tandem.engine.asks import Decide, Draw, ToHost
-from tandem.engine.numbers import decisions, draws
+from tandem.engine.numbers import decisions, draws, home
 from tandem.inference.feed import DrawnToken
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Purpose, RandomNumbers, VerdictNumbers, digits
@@ -85,7 +85,7 @@ class Verdicts:
             steps = [drawing() for _ in range(gamma)]
             self._drafts = [[step[text][0] for step in steps] for text in range(texts)]
             if not shapes.real:
-                self._drafts = draws.drafts_of([ToHost(chain) for chain in self._drafts])
+                self._drafts = home.drafts_of([ToHost(chain) for chain in self._drafts])
         self._logits = _logits(texts * self._rows, shapes)
         self._rounds = count(1)
 
@@ -216,8 +216,8 @@ def _tree(nodes: int, seed: int, shapes: Shapes) -> Draft:
     parents = [place // 2 for place in range(1, nodes + 1)]
     homes = sorted(set(parents))
     rows = []
-    for home in homes:
-        own = [token for token, parent in zip(tokens, parents, strict=True) if parent == home]
+    for place in homes:
+        own = [token for token, parent in zip(tokens, parents, strict=True) if parent == place]
         rows.append((own, others[: _ROW - len(own)]))
     weights = [w for own, rest in rows for w in [20_000] * len(own) + [200] * len(rest)]
     return Draft(

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tandem.engine.asks import Decide
-from tandem.engine.numbers.draws import draws_of, rows_of
+from tandem.engine.numbers.home import draws_of, rows_of
 from tandem.inference.feed import DrawnToken, Draws
 from tandem.kernels import draws, operators, verdicts
 from tandem.shaping.logits import shape

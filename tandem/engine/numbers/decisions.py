@@ -14,8 +14,16 @@ from torch import Tensor
 from tandem.engine.answers import Decision, DeviceVerdict, Verdicts
 from tandem.engine.asks import Decide
 from tandem.engine.numbers.by_kernels import decided_by_kernels, numbers_by_kernels
-from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
+from tandem.engine.numbers.draws import not_finite
 from tandem.engine.numbers.feedback import feedback_of, kept_states, on_host
+from tandem.engine.numbers.home import (
+    chains_of,
+    draws_of,
+    rows_of,
+    to_host,
+    tokens_home,
+    tokens_of_chains,
+)
 from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import DrawnToken
 from tandem.shaping.logits import shape
@@ -240,7 +248,8 @@ def _uniforms(asks: Sequence[Decide], gamma: int) -> np.ndarray:
 
 
 def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFailure]:
-    """Each verdict on the host, and by the same copy the chains that are not there yet.
+    """Each verdict on the host, and by the same copy the tokens of chains that are not there yet:
+    the rows that decided ones were drawn from stay where they are, if kernels drew them.
 
     A failure where a distribution of the drafter, or of the target, was not finite.
     """
@@ -254,11 +263,14 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
     }
     told = [each.feedback for each in decided if each.feedback is not None]
     rows = {id(part): part for one in told for part in one.rows}
-    there, arrays = to_host(
-        drawn,
-        [*(verdicts.numbers for verdicts in batches.values()), *kept.values(), *rows.values()],
-    )
-    drafts = iter(chains_of(chains, drawn, there))
+    others = [*(verdicts.numbers for verdicts in batches.values()), *kept.values(), *rows.values()]
+    alone = tokens_home(drawn)
+    if alone is None:
+        there, arrays = to_host(drawn, others)
+        drafts = iter(chains_of(chains, drawn, there))
+    else:
+        _, (tokens, *arrays) = to_host({}, [alone, *others])
+        drafts = iter(tokens_of_chains(chains, drawn, tokens))
     brought = iter(arrays)
     numbers = {key: next(brought).tolist() for key in batches}
     states: dict[int, Any] = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.asks import ReadLogProbs
-from tandem.engine.numbers.draws import copy_to_host
+from tandem.engine.numbers.home import copy_to_host
 from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
 from tandem.speculation.request.log_probs import TokenLogProb

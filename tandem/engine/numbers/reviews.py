@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem.engine.answers import ReviewAnswer
 from tandem.engine.asks import Review
-from tandem.engine.numbers.draws import copy_to_host
+from tandem.engine.numbers.home import copy_to_host
 from tandem.shaping.logits import shape
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.distribution import draw, process

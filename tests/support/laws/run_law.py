@@ -29,8 +29,8 @@ from tandem.engine.asks import (
     ToHost,
     Truncation,
 )
-from tandem.engine.numbers.draws import drafts_of
 from tandem.engine.numbers.feedback import predicted
+from tandem.engine.numbers.home import drafts_of
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.tables import Tables

@@ -29,7 +29,7 @@ from tandem.engine.asks import (
     ToHost,
     ToHostTogether,
 )
-from tandem.engine.numbers.draws import drafts_of, tokens_of
+from tandem.engine.numbers.home import drafts_of, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.inference.feed import DrawnToken, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache

@@ -16,7 +16,7 @@ from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.engine.asks import Truncation
-from tandem.engine.numbers import draws
+from tandem.engine.numbers import home
 from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
 from tandem.speculation.tree import DraftShape, DraftSize
@@ -70,14 +70,14 @@ def counted() -> Iterator[Waits]:
     """How often results were fetched, and how often torch waited for the device at all. The
     engine's clock also waits, for an event behind them."""
     fetched: list[int] = []
-    fetching = draws.copy_to_host
+    fetching = home.copy_to_host
 
     def fetch(tensors: Any) -> Any:
         fetched.append(1)
         return fetching(tensors)
 
     with warnings.catch_warnings(record=True) as told, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draws, "copy_to_host", fetch)
+        patch.setattr(home, "copy_to_host", fetch)
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tandem.engine.asks import Draw, ReadTokens, ToHost, Truncation
-from tandem.engine.numbers.draws import drafts_of, draw, tokens_of
+from tandem.engine.numbers.draws import draw
+from tandem.engine.numbers.home import drafts_of, joined, parted, tokens_of
 from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.randomness import Purpose, RandomNumbers, digits
@@ -157,3 +158,19 @@ def test_at_temperature_0_the_likeliest_of_the_others() -> None:
         [1, 3],
         [0, 2],
     ]
+
+
+def test_what_comes_home_by_one_copy_is_what_was_sent() -> None:
+    """Of any dtype and size, none among them, and of parts of other tensors."""
+    whole = torch.arange(24, dtype=torch.float64).view(4, 6)
+    sent = [
+        torch.arange(5, dtype=torch.int64),
+        whole[:, ::3],
+        torch.arange(3, dtype=torch.int16),
+        torch.zeros(0, 7, dtype=torch.int64),
+        torch.tensor([[True], [False]]),
+        whole,
+    ]
+    for found, expected in zip(parted(joined(sent), sent), sent, strict=True):
+        assert found.dtype == expected.dtype
+        assert found.equal(expected)

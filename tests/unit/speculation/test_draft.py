@@ -11,7 +11,7 @@ import torch
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import ToHost
-from tandem.engine.numbers.draws import drafts_of
+from tandem.engine.numbers.home import drafts_of
 from tandem.errors import InvalidRequest
 from tandem.inference.feed import DrawnToken, Draws
 from tandem.rpc.messages import draft_from, draft_to

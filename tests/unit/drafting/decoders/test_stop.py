@@ -12,7 +12,8 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.stop import Stop
 from tandem.engine.asks import Draw, ReadTokens, Steps, Truncation
-from tandem.engine.numbers.draws import draw, tokens_of
+from tandem.engine.numbers.draws import draw
+from tandem.engine.numbers.home import tokens_of
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Purpose, RandomNumbers, digits

@@ -29,7 +29,7 @@ from tandem.engine import stepper as steppers
 from tandem.engine.answers import Decision
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
-from tandem.engine.numbers import draws
+from tandem.engine.numbers import home
 from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
 from tandem.inference.kv.pool import KVPool
@@ -140,7 +140,7 @@ def host(
 ) -> Iterator[Host]:
     """A device that is not there, and what comes from it."""
     host = Host()
-    monkeypatch.setattr(draws, "copy_to_host", host.take)
+    monkeypatch.setattr(home, "copy_to_host", host.take)
 
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
