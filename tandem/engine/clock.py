@@ -15,8 +15,14 @@ class Clock(Protocol):
     def stamp(self) -> Any:
         """The moment when all that was asked of the device so far is done."""
 
-    def times(self, stamps: Sequence[Any]) -> list[int]:
-        """Stamps as nanoseconds of time.perf_counter_ns(); waits for the last of them."""
+    def times(self, stamps: Sequence[Any], ended_ns: int) -> list[int]:
+        """Stamps as nanoseconds of time.perf_counter_ns(); waits for the last of them.
+
+        Args:
+            stamps: at least one.
+            ended_ns: when a result behind the last one was there, by the same clock; 0 where none
+                was waited for.
+        """
 
 
 class HostClock:
@@ -26,15 +32,13 @@ class HostClock:
         """See `Clock`."""
         return time.perf_counter_ns()
 
-    def times(self, stamps: Sequence[int]) -> list[int]:
+    def times(self, stamps: Sequence[int], ended_ns: int) -> list[int]:
         """See `Clock`."""
         return list(stamps)
 
 
 class CudaClock:
     """For a GPU, by events of its current stream: the times of its work, not of the launches.
-
-    The last stamp counts as now, since the caller has just waited for a result behind it.
 
     Args:
         device: whose stream.
@@ -49,11 +53,11 @@ class CudaClock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def times(self, stamps: Sequence[torch.cuda.Event]) -> list[int]:
+    def times(self, stamps: Sequence[torch.cuda.Event], ended_ns: int) -> list[int]:
         """See `Clock`."""
         last = stamps[-1]
         last.synchronize()
-        now = time.perf_counter_ns()
+        now = ended_ns or time.perf_counter_ns()
         return [now - int(event.elapsed_time(last) * 1e6) for event in stamps]
 
 

@@ -33,11 +33,27 @@ T = TypeVar("T")
 Answered = tuple[Job[Any], str, StageTimes]
 
 
+# Steps behind which a report is told, if none of them waits for the device.
+_MOST_HELD = 2
+
+
 class StepRunner(Protocol):
     """Who answers asks."""
 
-    def step(self, jobs: Sequence[Job[Any]]) -> None:
-        """Answer the jobs' asks, until each asks for another pass, or is over."""
+    @property
+    def ahead(self) -> bool:
+        """Whether a device works by itself, while the host does something else."""
+
+    def step(self, jobs: Sequence[Job[Any]], meanwhile: Callable[[], None]) -> None:
+        """Answer the jobs' asks, until each asks for another pass, or is over.
+
+        Args:
+            jobs: whose asks; at least one.
+            meanwhile: is called before each wait for the device, which then has work.
+        """
+
+    def settle(self) -> None:
+        """Note where the time of all that was reported went; so it is noted where a job is over."""
 
     def answers(self) -> bool:
         """Whether the device still works."""
@@ -78,6 +94,9 @@ class Engine:
         self._jobs: list[Job[Any]] = []  # the engine thread's, as are the next two
         self._gathering: Gathering[AdmittedSequence] = Gathering()
         self._step_seconds = 0.0
+        # What jobs that go on have reported, and steps since then.
+        self._untold: list[tuple[Job[Any], Sequence[JobReport]]] = []
+        self._held = 0
         self._saved = self._most_saved = limits.chunk_alone
         self._arrivals: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[AdmittedSequence] = queue.SimpleQueue()
@@ -196,6 +215,7 @@ class Engine:
         except Exception:
             _log.exception("the engine's thread failed")
             self._lose("the engine has failed; try another replica")
+        self._tell()
         self._jobs += self._take(0)
         for job in self._jobs:
             job.end(Unavailable(self._closed))
@@ -203,6 +223,8 @@ class Engine:
 
     def _run_steps(self) -> None:
         while not self._closed:
+            if not self._jobs:
+                self._tell()
             self._jobs += self._take(0 if self._jobs else None)
             gathering_ns = time.perf_counter_ns()
             self._gather()
@@ -213,6 +235,8 @@ class Engine:
                     self._saved = saved_behind(batch, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
                 self._jobs = _going_on(self._jobs)
+            else:
+                self._tell()
 
     def _take(self, timeout: float | None) -> list[Job[Any]]:
         """All jobs that have arrived; up to `timeout` seconds later if none has, None for ever.
@@ -253,6 +277,7 @@ class Engine:
             patience = self._gathering.patience(time.perf_counter(), until)
             if patience <= 0:
                 break
+            self._tell()
             self._jobs += self._take(patience)
         self._gathering.waited(until)
 
@@ -277,8 +302,11 @@ class Engine:
         for job in jobs:
             job.start(gathering_ns, now_ns)
         started = time.perf_counter()
+        if self._held == _MOST_HELD:
+            self._tell()
+        self._held += 1
         try:
-            stepper.step(jobs)
+            stepper.step(jobs, self._tell)
         except Exception as error:
             if not isinstance(error, TandemError):
                 _log.exception("engine step failed", requests=[job.request_id for job in jobs])
@@ -296,7 +324,22 @@ class Engine:
             # A round of a run stands in line again, as one that comes by a message does.
             going_on = [job for job in self._jobs if not job.reports]
             self._jobs = [*going_on, *reported]
-        self._leave([job for job in jobs if job.over], ended, reported)
+        over = [job for job in jobs if job.over]
+        if stepper.ahead and not over:
+            # The next step is launched first: while the device computes it, the event loop has the
+            # interpreter for itself.
+            self._untold += [(job, job.take_reports()) for job in reported]
+            return
+        self._tell()
+        self._leave(over, ended, reported)
+
+    def _tell(self) -> None:
+        """Hand over what jobs that go on have reported."""
+        untold, self._untold, self._held = self._untold, [], 0
+        if untold:
+            assert self._stepper is not None  # who answered them
+            self._stepper.settle()
+            self._wake([], untold)
 
     def _leave(
         self, jobs: Sequence[Job[Any]], now: float, reported: Sequence[Job[Any]] = ()

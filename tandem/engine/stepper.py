@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,9 @@ _Jobs = Sequence[Job[Any]]
 class Stepper:
     """Answers asks by scorers that share a device.
 
+    Attributes:
+        ahead: whether the device works by itself, while the host does something else.
+
     Args:
         device: theirs.
         passes_elsewhere: whether the passes are computed by other threads than torch's, now.
@@ -56,9 +60,12 @@ class Stepper:
     ) -> None:
         self._device = device
         self._passes_elsewhere = passes_elsewhere
+        self.ahead = device.type == "cuda"
         self._clock = clock_of(device)
-        # Steps whose times are not known yet: a device may be computing them.
+        # Steps whose times are not known yet: a device may be computing them; and those that it has
+        # computed, with the time when their results were there.
         self._unbooked: list[_Step] = []
+        self._due: list[tuple[Sequence[_Step], int]] = []
 
     def answers(self) -> bool:
         """Whether the device still works."""
@@ -68,8 +75,8 @@ class Stepper:
             return False
 
     @torch.inference_mode()
-    def step(self, jobs: _Jobs) -> None:
-        """Answer the jobs' asks, until each asks for another pass, or is over."""
+    def step(self, jobs: _Jobs, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """See `StepRunner`."""
         if self._passes_elsewhere() and torch.get_num_threads() > 1:
             torch.set_num_threads(1)  # of the calling thread
         tokens = 0
@@ -86,13 +93,20 @@ class Stepper:
         if chained := [one for one in drawing if one.follows]:
             step = self._draw_on(step, chained)
         _hand_drawn(drawing)
-        while _answered(jobs):
-            pass
+        while (kind := _next_kind(jobs)) is not None:
+            if kind in _WAITING:
+                meanwhile()
+            _ANSWERS[kind]([(job, job.ask) for job in jobs if type(job.ask) is kind])
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
         # An idle job's pass is waited for: a text that comes meanwhile waits for that one alone.
-        if any(job.over or job.reports or job.idle for job in jobs):
-            self._book()
+        ended = any(job.over or job.idle for job in jobs)
+        if ended or any(job.reports for job in jobs):
+            ended_ns = 0 if jobs[0].idle else time.perf_counter_ns()
+            self._due.append((self._unbooked, ended_ns))
+            self._unbooked = []
+            if ended or not self.ahead:
+                self.settle()
 
     def _draw_on(self, step: _Step, chained: Sequence[_Drawing]) -> _Step:
         """Go on with chains as far as no host is needed; that is a step of its own, which this
@@ -113,17 +127,19 @@ class Stepper:
         stamps = [began, self._clock.stamp()]
         return _Step(jobs, [job.times for job in jobs], tokens if traced else 0, stamps)
 
-    def _book(self) -> None:
-        """Tell the jobs of all steps so far where their time went."""
-        steps, self._unbooked = self._unbooked, []
-        stamped = iter(self._clock.times([stamp for step in steps for stamp in step.stamps]))
-        for step in steps:
-            start_ns, passed_ns, end_ns = next(stamped), next(stamped), next(stamped)
-            for booked in step.times:
-                booked.computed(start_ns, passed_ns, end_ns)
-                booked.batch_size = len(step.jobs)
-            if served := [job.traced for job in step.jobs if job.traced is not None]:
-                write(PassRecord(served, start_ns, passed_ns, len(step.jobs), step.tokens))
+    def settle(self) -> None:
+        """See `StepRunner`."""
+        due, self._due = self._due, []
+        for steps, ended_ns in due:
+            stamps = [stamp for step in steps for stamp in step.stamps]
+            stamped = iter(self._clock.times(stamps, ended_ns))
+            for step in steps:
+                start_ns, passed_ns, end_ns = next(stamped), next(stamped), next(stamped)
+                for booked in step.times:
+                    booked.computed(start_ns, passed_ns, end_ns)
+                    booked.batch_size = len(step.jobs)
+                if served := [job.traced for job in step.jobs if job.traced is not None]:
+                    write(PassRecord(served, start_ns, passed_ns, len(step.jobs), step.tokens))
 
 
 @dataclass(slots=True)
@@ -143,17 +159,11 @@ class _Step:
     stamps: list[Any]
 
 
-def _answered(jobs: _Jobs) -> bool:
-    """Answer all asks of one kind, the first of `_ANSWERS` that any job waits for; False if there
-    is none."""
-    by_kind: dict[type[Any], list[Any]] = {}
-    for job in jobs:
-        by_kind.setdefault(type(job.ask), []).append((job, job.ask))
-    for kind, answer in _ANSWERS:
-        if kind in by_kind:
-            answer(by_kind[kind])
-            return True
-    return False
+def _next_kind(jobs: _Jobs) -> type[Any] | None:
+    """The kind of asks that is answered next, the first of `_ANSWERS` that any job waits for; None
+    if there is none."""
+    asked = {type(job.ask) for job in jobs}
+    return next((kind for kind in _ANSWERS if kind in asked), None)
 
 
 def _by_scorer(jobs: _Jobs) -> Iterator[tuple[Scorer, _Jobs]]:
@@ -325,11 +335,13 @@ def _report(asking: Sequence[tuple[Job[Any], Report]]) -> None:
 
 
 # What needs no pass, in this order: what is decided is told before anything else is.
-_ANSWERS: tuple[tuple[type[Any], Callable[[Any], None]], ...] = (
-    (Decide, _decide),
-    (ReadTokens, _tell),
-    (ToHost, _bring_home),
-    (ToHostTogether, _bring_drafts_home),
-    (ReadLogProbs, _tell_log_probs),
-    (Report, _report),
-)
+_ANSWERS: dict[type[Any], Callable[[Any], None]] = {
+    Decide: _decide,
+    ReadTokens: _tell,
+    ToHost: _bring_home,
+    ToHostTogether: _bring_drafts_home,
+    ReadLogProbs: _tell_log_probs,
+    Report: _report,
+}
+# Those of them that wait for the device.
+_WAITING = {ReadTokens, ToHost, ToHostTogether, ReadLogProbs}

@@ -38,21 +38,23 @@ class Event:
         return later.at - self.at
 
 
-def test_moments_are_told_from_the_last_one_which_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_are_told_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu([10.0, 10.5, 12.25])
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     monkeypatch.setattr("tandem.engine.clock.time.perf_counter_ns", lambda: 50_000_000)
     device = CudaClock(torch.device("cuda"))
     stamps = [device.stamp() for _ in range(3)]
-    assert device.times(stamps) == [47_750_000, 48_250_000, 50_000_000]
+    assert device.times(stamps, 0) == [47_750_000, 48_250_000, 50_000_000]
     assert gpu.waits == [12.25]  # once, for all of them
+    # Where its result was waited for, it was over then.
+    assert device.times(stamps, 40_000_000) == [37_750_000, 38_250_000, 40_000_000]
 
 
 def test_the_host_is_its_own_clock() -> None:
     host = HostClock()
     stamps = [host.stamp() for _ in range(3)]
-    assert host.times(stamps) == stamps == sorted(stamps)
+    assert host.times(stamps, 0) == stamps == sorted(stamps)
 
 
 def test_each_device_has_its_clock() -> None:

@@ -97,7 +97,7 @@ class Stamps:
         self.stamps += 1
         return self.stamps * 1000
 
-    def times(self, stamps: Sequence[int]) -> list[int]:
+    def times(self, stamps: Sequence[int], ended_ns: int) -> list[int]:
         self.waits += 1
         return list(stamps)
 
