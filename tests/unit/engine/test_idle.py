@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -29,10 +29,10 @@ class Watched:
         stepper: Any = self.engine._stepper
         step, loop = stepper.step, asyncio.get_running_loop()
 
-        def watched(jobs: Sequence[Job[Any]]) -> None:
+        def watched(jobs: Sequence[Job[Any]], meanwhile: Callable[[], None]) -> None:
             self.steps.append(sorted(job.request_id for job in jobs))
             asyncio.run_coroutine_threadsafe(self.open.wait(), loop).result()
-            step(jobs)
+            step(jobs, meanwhile)
 
         stepper.step = watched
 
