@@ -38,7 +38,8 @@ Capture = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 
 class ChainGraph:
     """Some steps of chains of at most so many texts, with memory of its own that each batch is
-    copied to. Spare rows write to a slot of the pool that no sequence has.
+    copied to, and that it keeps: a replay writes there. Spare rows write to a slot of the pool that
+    no sequence has.
 
     Args:
         backend: whose pass it is.
@@ -76,20 +77,22 @@ class ChainGraph:
         # A pass may prepare data for all positions up to the longest text.
         segments = [Segment(0, 1, 0, longest)]
         beside = nothing[0, : 2 * rows]
-        tiles = [Tiles(segments, device, self._room, backend.windows, beside) for _ in range(steps)]
-        untaken = torch.empty(rows, 0, dtype=torch.int64, device=device)
+        self._tiles = [
+            Tiles(segments, device, self._room, backend.windows, beside) for _ in range(steps)
+        ]
+        self._untaken = torch.empty(rows, 0, dtype=torch.int64, device=device)
         width = draws.width_of(cut[1], backend.vocab_size)
         self._drawn = torch.zeros(steps, rows, 1 + 2 * width, dtype=torch.int64, device=device)
 
         def run(count: int) -> None:
             tokens = self._tokens
-            for step, own in enumerate(tiles[:count]):
+            for step, own in enumerate(self._tiles[:count]):
                 own.take(places[step])
                 there = own.beside.view(2, -1)
                 batch = PackedBatch(segments, tokens[None], there[:1], there[1], None, own)
                 logits = backend.compute(batch, backend.pool).logits
                 asked = self._asked[step]
-                drawn = draws.draw(logits, asked, untaken, *cut, 1)
+                drawn = draws.draw(logits, asked, self._untaken, *cut, 1)
                 self._drawn[step].copy_(drawn)
                 tokens = drawn[:, 0]
 

@@ -21,9 +21,11 @@ from tandem.engine.numbers.decisions import _proposal
 from tandem.engine.numbers.home import drafts_of
 from tandem.engine.stepper import Stepper
 from tandem.errors import EngineFailure
+from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.output import PassOutput
+from tandem.inference.passes import cuda_graphs, one_call
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -37,6 +39,7 @@ from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.decoders import decoder_over
 from tests.support.devices.by_operators import by_operators
+from tests.support.devices.recording import Recorder
 from tests.support.models.tiny import random_llama
 
 # Of the target; drafters may know fewer ids, or more.
@@ -98,6 +101,7 @@ def texts(decoders: dict[int, Decoder]) -> Iterator[Callable[..., list[Told | Ba
         vocab_size: int = 40,
         support: int = 16,
         gammas: Sequence[int] = GAMMAS,
+        samplings: Sequence[Sampling] = SAMPLINGS,
         drafter: Any = None,
         target: Any = None,
         method: type[ModelDrafter] = ModelDrafter,
@@ -106,19 +110,20 @@ def texts(decoders: dict[int, Decoder]) -> Iterator[Callable[..., list[Told | Ba
         made = method(scorers[1], Truncation(0.99, support))
         own = OwnDrafts(made, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device)
         sequences = []
-        for i, (sampling, gamma) in enumerate(zip(SAMPLINGS, gammas, strict=False)):
+        for i, (sampling, gamma) in enumerate(zip(samplings, gammas, strict=False)):
             prompt = [1 + i, *range(2 + i)]
             # Some meet their end within the rounds, where drafts are cut.
             end = len(prompt) + 5 + 2 * gamma
             request = TargetRequest(sampling, VERIFIERS[rule], end=end)
             sequence = TargetSequence(prompt, request, own=OwnDrafting(list(prompt)))
-            for decoder in (decoders[0], decoders[vocab_size]):
+            small = drafter if isinstance(drafter, Decoder) else decoders[vocab_size]
+            for decoder in (decoders[0], small):
                 sequence.caches.append(decoder.reserve(40))
                 reserved.append((decoder, sequence.caches[-1]))
             sequences.append(sequence)
         jobs = [
             Job(sequence, _rounds(scorers[0], sequence, own, gamma))
-            for sequence, gamma in zip(sequences, gammas, strict=True)
+            for sequence, gamma in zip(sequences, gammas, strict=False)
         ]
         _play(jobs)
         return [job.error or [_told(each.result) for each in job.reports] for job in jobs]
@@ -179,6 +184,31 @@ def test_texts_are_those_of_the_operators_of_kernels(
         assert {size for text in there for _, (sizes, *_), *_ in text for size in sizes} == {0}
         there, here = ([_without_rows(text) for text in texts] for texts in (there, here))
     assert there == here
+
+
+@pytest.mark.parametrize("samplings", [SAMPLINGS, [SAMPLINGS[1], SAMPLINGS[3]]])
+def test_texts_are_those_of_chains_that_are_drawn_in_one_replay(
+    texts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, samplings: Sequence[Sampling]
+) -> None:
+    """Together and alone, sampled and greedy."""
+    recorder = Recorder()
+    monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
+    monkeypatch.setattr(cuda_graphs, "capture", recorder)
+    monkeypatch.setattr(candidates, "choose_layout", lambda _: None)
+
+    def drafter(chains: tuple[float, int] | None) -> Decoder:
+        torch.manual_seed(1)
+        model = _like(random_llama(0, VOCAB_SIZE), 40)
+        options: dict[str, Any] = {"cache_tokens": 1024, "engine": "torch", "chains": chains}
+        return decoder_over(model, "small", graph_rows=8, longest=40, **options)
+
+    own, bare = drafter((0.99, 16)), drafter(None)
+    asked: dict[str, Any] = {"on_device": True, "samplings": samplings}
+    with by_operators():
+        before, there = recorder.replays, texts("block", drafter=own, **asked)
+        between, here = recorder.replays, texts("block", drafter=bare, **asked)
+    assert there == here
+    assert 0 < between - before < recorder.replays - between  # without chains a token each
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
