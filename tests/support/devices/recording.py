@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -70,9 +71,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _kept(self, one: Any) -> Any:
-        if isinstance(one, Tensor) and _memory(one) not in self._own:
-            return Borrowed(one)
-        return one
+        if not isinstance(one, Tensor) or isinstance(one, FakeTensor):  # which has no memory
+            return one
+        return one if _memory(one) in self._own else Borrowed(one)
 
     def replay(self) -> None:
         """Run all operators again."""

@@ -203,7 +203,8 @@ def test_texts_are_those_of_chains_that_are_drawn_in_one_replay(
         return decoder_over(model, "small", graph_rows=8, longest=40, **options)
 
     own, bare = drafter((0.99, 16)), drafter(None)
-    asked: dict[str, Any] = {"on_device": True, "samplings": samplings}
+    gammas = [4] * len(samplings)
+    asked: dict[str, Any] = {"on_device": True, "samplings": samplings, "gammas": gammas}
     with by_operators():
         before, there = recorder.replays, texts("block", drafter=own, **asked)
         between, here = recorder.replays, texts("block", drafter=bare, **asked)
