@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend, Pass
 from tandem.inference.passes.chains import Chains, Cut
 from tandem.kernels import draws
+from tandem.speculation.request.sampling import Sampling
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +42,9 @@ _CONTEXTS = (5, 9)
 # Rows of a tree of two branches, by their parents, behind one more of the trunk.
 _TREE = (0, 0, 1, 2, 3)
 _ROOM = max(_CONTEXTS) + FEW + 1
+# Total variation distance between the rows of a chain and of passes one by one: rounding makes
+# hundredths of it, another text's row or another token most of it.
+_MOST_APART = 0.2
 
 
 class Graph:
@@ -287,6 +292,7 @@ def capture_chains(backend: Backend, rows: int, longest: int, cut: Cut) -> None:
             cut,
             lambda run, warm_up: capture(run, backend.device, memory, warm_up),
         )
+        _check_chains(backend, chains)
     except Exception as error:  # a model's own code, and a device's
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("each token of a draft takes a pass of its own", reason=reason)
@@ -333,6 +339,62 @@ def _check(backend: Backend, graphs: Graphs) -> None:
     finally:
         for cache in caches:
             backend.pool.release(cache)
+
+
+def _check_chains(backend: Backend, chains: Chains) -> None:
+    """Compare chains with passes and draws one by one, for one text and for two.
+
+    Raises:
+        Unsupported: a chain draws from other rows.
+    """
+    caches = [cache for cache in (backend.pool.reserve(_ROOM) for _ in _CONTEXTS) if cache]
+    try:
+        for cache, count in zip(caches, _CONTEXTS, strict=False):
+            backend.forward([Feed(cache, ordinary_tokens(backend.vocab_size, count), 0)])
+        for graph, texts in itertools.product(chains, range(1, len(caches) + 1)):
+            if texts > graph.rows:
+                continue
+            marks, tokens = (
+                [cache.mark() for cache in caches],
+                [[text + 1] for text in range(texts)],
+            )
+            asked = _asked(backend.vocab_size, graph.steps, texts)
+            feeds = [Feed(cache, own, 1) for cache, own in zip(caches, tokens, strict=False)]
+            drawn = graph(feeds, asked)
+            for step, rows in enumerate(drawn):
+                feeds = [Feed(cache, own, 1) for cache, own in zip(caches, tokens, strict=False)]
+                wanted = torch.from_numpy(asked[step]).to(backend.device)
+                untaken = torch.empty(texts, 0, dtype=torch.int64, device=backend.device)
+                logits = backend.forward(feeds).logits
+                expected = draws.draw(logits, wanted, untaken, *chains.cut, 1)
+                apart = _apart(rows, expected, backend.vocab_size)
+                if not apart <= _MOST_APART:
+                    raise Unsupported(f"token {step + 1} of a chain is drawn from another row")
+                tokens = rows[:, :1].tolist()
+            for cache, mark in zip(caches, marks, strict=True):
+                cache.return_to(mark)
+    finally:
+        for cache in caches:
+            backend.pool.release(cache)
+
+
+def _asked(vocab_size: int, steps: int, texts: int) -> npt.NDArray[np.float64]:
+    """What is asked of chains at temperature 1, with some digits."""
+    asked = draws.asked_of(range(texts), vocab_size, [Sampling()] * texts, 1)
+    each = np.repeat(asked[None], steps, 0)
+    each[:, :, draws.DIGITS + 1] = np.linspace(0, 2**32 - 1, steps * texts).reshape(steps, texts)
+    return each
+
+
+def _apart(rows: Tensor, others: Tensor, vocab_size: int) -> float:
+    """The largest total variation distance between drawn rows [R, 1 + 2 K] and others."""
+    laws = []
+    for each in (rows, others):
+        ids, weights = each[:, 1:].chunk(2, 1)
+        law = torch.zeros(len(each), vocab_size, dtype=torch.float64, device=each.device)
+        law.scatter_add_(1, ids, weights.double())
+        laws.append(law / law.sum(1, keepdim=True))
+    return float((laws[0] - laws[1]).abs().sum(1).max()) / 2
 
 
 def rooms(rows: int) -> list[TileSizes]:

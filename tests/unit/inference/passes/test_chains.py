@@ -159,6 +159,32 @@ def test_without_room_for_them_chains_are_not_captured() -> None:
         assert backend.chains is None
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("wrong", ["another text's", "of the step before", "no number"])
+def test_chains_that_draw_from_other_rows_are_not_used(wrong: str) -> None:
+    computed = chains.ChainGraph.__call__
+
+    def drawn(self: chains.ChainGraph, *given: Any) -> torch.Tensor:
+        found = computed(self, *given)
+        if wrong == "another text's":
+            return found.roll(1, 1)
+        if wrong == "of the step before":
+            found[1:] = found[:-1].clone()
+            return found
+        found[:, -1:, -16:] = 0
+        return found
+
+    with captured("llama") as (own, _, _), pytest.MonkeyPatch.context() as patch:
+        backend = own._backends.current
+        backend.chains = None
+        patch.setattr(chains.ChainGraph, "__call__", drawn)
+        with capture_logs() as logs:
+            graph.capture_chains(backend, 8, LONGEST, CUT)
+        (log,) = logs
+        assert "of a chain is drawn from another row" in log["reason"]
+        assert backend.chains is None
+
+
 @pytest.mark.parametrize("windows", [(None,), (4, None), (3,)])
 def test_what_steps_see_is_what_each_batch_would_send(windows: Sequence[int | None]) -> None:
     room, scratch = TileSizes(8, 8, ONE, WORDS), 999
