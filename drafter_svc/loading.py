@@ -77,6 +77,8 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info.cache_tokens = min((each.positions for each in models if each.positions), default=0)
     info.parameters = sum(model.about.parameters for model in models)
     info.max_nodes = recipe.largest_tree
+    if prepares and not settings.max_length:
+        info.max_length = min(info.max_length, info.cache_tokens - recipe.largest_tree - room)
     ahead = _ahead_of(settings, drafter, info, room)
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()
@@ -134,7 +136,7 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info = common_pb2.ModelInfo(
         model=recipe.method,
         protocol_version=PROTOCOL_VERSION,
-        max_length=settings.max_length,
+        max_length=settings.longest,
         max_gamma=settings.max_gamma,
         max_sequences=settings.max_sequences,
         device="cpu",

@@ -8,10 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tandem.errors import StartupError
+from tandem.lengths import ANY_LENGTH, TOKENS_EACH
 from tandem.speculation.tree import MOST_NODES as MOST_NODES  # a bound of settings too
 
 # Of one round. The orchestrator's GAMMA has the same bound.
@@ -163,17 +164,18 @@ class ModelSettings(ServiceSettings):
     )
     max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(
-        2048,
-        ge=2,
+        0,
+        ge=0,
         description="tokens that a sequence may hold, prompt included; less if the model can hold"
-        " less",
+        " less. 0 is what the model and the KV cache can hold",
     )
     cache_tokens: int = Field(
         0,
         ge=0,
         description="tokens that the KV cache holds for all sequences together; 0 takes"
         " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory if"
-        " that is less",
+        " that is less. With MAX_LENGTH=0, a CPU takes 4,096 for each sequence, and a GPU half"
+        " of its free memory",
     )
     prefix_cache: bool = Field(
         True,
@@ -227,6 +229,30 @@ class ModelSettings(ServiceSettings):
         " share of the last pass's time; 0 does not wait",
     )
     max_gamma: int = Field(16, ge=1, le=LONGEST_DRAFT, description="longest draft of one round")
+
+    @field_validator("max_length")
+    @classmethod
+    def _holds_a_token(cls, length: int) -> int:
+        """A prompt, and something behind it."""
+        if length == 1:
+            raise ValueError("must be 0, or 2 at least")
+        return length
+
+    @property
+    def longest(self) -> int:
+        """MAX_LENGTH as a bound: beyond any model's where it is 0."""
+        return self.max_length or ANY_LENGTH
+
+    def cache_for(self, room: int, *, on_cpu: bool) -> int:
+        """Tokens of a KV cache for all sequences, if CACHE_TOKENS does not say it, and if they fit
+        into memory.
+
+        Args:
+            room: positions of each sequence beside its text.
+            on_cpu: whether a CPU holds the cache.
+        """
+        each = self.max_length or (TOKENS_EACH if on_cpu else ANY_LENGTH)
+        return self.max_sequences * (each + room)
 
 
 S = TypeVar("S", bound=BaseSettings)

@@ -110,7 +110,7 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         dtype=settings.dtype,
         threads=settings.threads,
         max_sequences=settings.max_sequences,
-        max_length=settings.max_length,
+        max_length=settings.longest,
         cache_tokens=settings.cache_tokens,
         largest_pass=limits.largest + settings.max_gamma + 1,
         max_gamma=settings.max_gamma,

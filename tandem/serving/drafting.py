@@ -48,7 +48,8 @@ def load_models(
             f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
             " with --drafter of `tandem up`"
         )
-    at_most = beside.positions if beside else settings.max_sequences * settings.max_length
+    on_cpu = settings.device == "cpu"
+    at_most = beside.positions if beside else settings.cache_for(0, on_cpu=on_cpu)
     options = replace(
         options_of(settings, ahead),
         drafts=settings.dtype == "auto",

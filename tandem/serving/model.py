@@ -35,11 +35,11 @@ def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
     """
     return DecoderOptions(
         cache_tokens=settings.cache_tokens,
-        at_most=settings.max_sequences * (settings.max_length + room),
+        at_most=settings.cache_for(room, on_cpu=settings.device == "cpu"),
         threads=settings.threads,
         engine=settings.engine,
         graph_rows=settings.graph_rows,
-        longest=settings.max_length,
+        longest=settings.longest,
     )
 
 
@@ -94,7 +94,9 @@ def prepare(model: Model, settings: ModelSettings, name: str = "") -> None:
 
 def max_length(model: Model, settings: ModelSettings) -> int:
     """Tokens a sequence may hold."""
-    return min(model.about.max_length, settings.max_length)
+    longest = min(model.about.max_length, settings.longest)
+    # A length that was asked for is one to keep, see `prepare`.
+    return longest if settings.max_length else min(longest, model.positions or longest)
 
 
 def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:

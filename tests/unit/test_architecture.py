@@ -145,7 +145,7 @@ def test_scheduling_model_and_serving_are_apart() -> None:
         "retrieval": {"errors", "vocabulary"},
         "kernels": {"speculation", "verification"},
         "inference": {"kernels", "speculation", "errors", "profile", "vocabulary"}
-        | {"checkpoint_folder"},
+        | {"checkpoint_folder", "lengths"},
         "shaping": {"speculation", "errors"},
         "engine": {"inference", "kernels", "shaping", "speculation", "verification"}
         | {"telemetry", "errors", "profile"},

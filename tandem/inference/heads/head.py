@@ -25,6 +25,7 @@ from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.size import cache_size
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
+from tandem.lengths import ANY_LENGTH
 from tandem.profile import PassTime
 
 
@@ -104,8 +105,6 @@ class HeadSource:
         }
 
 
-# No sequence is too long for a head without a decoder layer.
-_ANY_LENGTH = 2**31 - 1
 _BATCHES, _REPEATS = (1, 4, 16), 5
 
 
@@ -145,7 +144,7 @@ class Head(Model):
         self.about = Description(
             name=files.path.name,
             vocab_size=0,
-            max_length=_ANY_LENGTH,
+            max_length=ANY_LENGTH,  # no sequence is too long for a head without a decoder layer
             parameters=sum(tensor.numel() for tensor in tensors.values()),
             hidden_size=0,
             layers=1,

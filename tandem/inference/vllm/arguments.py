@@ -12,6 +12,7 @@ import torch
 from tandem.errors import StartupError
 from tandem.inference.compatibility import max_positions
 from tandem.inference.kv.size import cache_size
+from tandem.lengths import ANY_LENGTH, TOKENS_EACH
 
 # Its inside is used, which changes with each release.
 SUPPORTED = "0.32"
@@ -37,10 +38,10 @@ class VllmOptions:
         dtype: a name; "auto" is float32 on a CPU, else the checkpoint's.
         threads: of a CPU, for all ranks; 0 chooses by the model's size.
         max_sequences: open at once.
-        max_length: positions of the longest.
-        cache_tokens: positions of the KV cache; 0 takes as many as `max_sequences` of `max_length`
-            need on a CPU, if they fit into half of the free memory, and what `memory_share` leaves
-            on a GPU.
+        max_length: positions of the longest, if the model can hold as many.
+        cache_tokens: positions of the KV cache; 0 takes as many as `max_sequences` of `max_length`,
+            or of 4,096, need on a CPU, if they fit into half of the free memory, and what
+            `memory_share` leaves on a GPU.
         largest_pass: tokens.
         max_gamma: longest draft.
         tensor_parallel: devices that share each layer.
@@ -61,7 +62,7 @@ class VllmOptions:
     dtype: str = "auto"
     threads: int = 0
     max_sequences: int = 64
-    max_length: int = 2048
+    max_length: int = ANY_LENGTH
     cache_tokens: int = 0
     largest_pass: int = 4096
     max_gamma: int = 16
@@ -142,13 +143,17 @@ def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str,
         StartupError: a further argument is Tandem's own; or there is too little memory.
     """
     text = config.get_text_config()
+    cache, positions = _cache_size(options, dtype, text)
+    longest = min(options.max_length, max_positions(text))
+    if options.max_length == ANY_LENGTH and positions:
+        longest = min(longest, positions)
     own = {
         "model": options.model,
         "dtype": dtype,
-        "max_model_len": min(options.max_length, max_positions(text)),
+        "max_model_len": longest,
         "max_num_seqs": options.max_sequences,
         "max_num_batched_tokens": max(options.largest_pass, _MEASURED, options.max_sequences),
-        **_cache_size(options, dtype, text),
+        **cache,
         "gpu_memory_utilization": options.memory_share,
         "tensor_parallel_size": options.tensor_parallel,
         "quantization": options.quantization or None,
@@ -170,18 +175,20 @@ def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str,
     return {**own, **options.further}
 
 
-def _cache_size(options: VllmOptions, dtype: str, config: Any) -> dict[str, int]:
-    """Of the KV cache, on each rank; nothing lets vLLM take what a GPU has."""
+def _cache_size(options: VllmOptions, dtype: str, config: Any) -> tuple[dict[str, int], int]:
+    """Of the KV cache, on each rank, and its positions; nothing, and 0, let vLLM take what a GPU
+    has."""
     device = torch.device(options.device)
     block = options.further.get("block_size") or _BLOCK.get(device.type, _BLOCK["cpu"])
     if device.type != "cpu":
         tokens = options.cache_tokens
         # vLLM keeps one block for itself.
-        return {"num_gpu_blocks_override": -(-tokens // block) + 1} if tokens else {}
+        return {"num_gpu_blocks_override": -(-tokens // block) + 1} if tokens else {}, tokens
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     numbers: int = 2 * config.num_hidden_layers * max(heads // options.tensor_parallel, 1) * width
     each: int = numbers * getattr(torch, dtype).itemsize
-    at_most = options.max_sequences * options.max_length
+    each_text = options.max_length if options.max_length < ANY_LENGTH else TOKENS_EACH
+    at_most = options.max_sequences * each_text
     positions = cache_size(device, each, options.cache_tokens, at_most)
-    return {"kv_cache_memory_bytes": (-(-positions // block) + 1) * block * each}
+    return {"kv_cache_memory_bytes": (-(-positions // block) + 1) * block * each}, positions

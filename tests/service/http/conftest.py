@@ -78,11 +78,12 @@ class ServedPair:
 
 @asynccontextmanager
 async def serving_pair(models: tuple[Path, Path]) -> AsyncIterator[ServedPair]:
-    """A drafter and a target of eight sequences each."""
+    """A drafter and a target of eight sequences of 2,048 tokens each."""
     small, large = map(str, models)
+    room: dict[str, Any] = {"max_sequences": 8, "max_length": 2048}
     async with AsyncExitStack() as stack:
-        drafter = await start(stack, make_drafter(DrafterSettings(model=small, max_sequences=8)))
-        target = await start(stack, make_target(TargetSettings(model=large, max_sequences=8)))
+        drafter = await start(stack, make_drafter(DrafterSettings(model=small, **room)))
+        target = await start(stack, make_target(TargetSettings(model=large, **room)))
         addresses = {"drafter": address_of(drafter), "target": address_of(target)}
         channels = {name: await connect(stack, one) for name, one in addresses.items()}
         yield ServedPair(addresses, channels)

@@ -59,9 +59,11 @@ class Services:
 async def services(embedded_pair: tuple[Path, Path]) -> AsyncIterator[Services]:
     small, large = map(str, embedded_pair)
     async with AsyncExitStack() as stack:
-        drafter = await start(stack, make_drafter(DrafterSettings(model=small)))
+        drafter = await start(stack, make_drafter(DrafterSettings(model=small, max_length=LENGTH)))
         feedback = "0,1,2,last"
-        target = await start(stack, make_target(TargetSettings(model=large, feedback=feedback)))
+        target = await start(
+            stack, make_target(TargetSettings(model=large, feedback=feedback, max_length=LENGTH))
+        )
         for each in (drafter, target):
             await each.ready()
         channels = [await connect(stack, address_of(each)) for each in (drafter, target)]

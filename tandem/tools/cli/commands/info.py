@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tandem.lengths import ANY_LENGTH
 from tandem.tools.cli.display.recipe import shown
 from tandem.tools.cli.display.terminal import out
 from tandem.tools.cli.exit_codes import reported
@@ -70,7 +71,7 @@ def _rows(model: common_pb2.ModelInfo) -> dict[str, str]:
         "vocabulary": f"{model.vocab_size:,}",
         "tokenizer": model.tokenizer_fingerprint[:12] or "none: prompts are token ids",
         "end-of-text ids": ", ".join(map(str, model.eos_token_ids)) or "none",
-        "tokens a sequence": f"{model.max_length:,}",
+        "tokens a sequence": "any" if model.max_length == ANY_LENGTH else f"{model.max_length:,}",
         "sequences at once": f"{model.max_sequences:,}",
         "longest draft": f"{model.max_gamma}",
         "runs on": f"{model.device}, {model.dtype}" + (f", by {model.engine}" * bool(model.engine)),

@@ -74,7 +74,7 @@ _MaxLength = Annotated[
     typer.Option(
         metavar="N",
         min=2,
-        help="Tokens a sequence may hold. Default 2048.",
+        help="Tokens a sequence may hold. Default: what each model can hold.",
         rich_help_panel=_MODELS,
     ),
 ]
