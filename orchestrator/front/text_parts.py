@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from orchestrator.front.validation import Validator
 from orchestrator.pool.peers_of_text import PeersOfText
@@ -14,6 +15,7 @@ from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
 from tandem.errors import TandemError
 from tandem.peers.replicas.compatibility import Capabilities
+from tandem.peers.text.contracts import Prompt
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
 from tandem.peers.text.values import Generation
@@ -74,7 +76,7 @@ class TextParts:
         drafting, peers = self._capabilities.drafter, self._peers
         return DrafterWithFailover(
             make=peers.drafter,
-            prompt=lambda: self.target.prompt,
+            prompt=self._drafters_prompt,
             record=self._record,
             seconds=self._opening_seconds,
             rule=self._generation.rule,
@@ -85,6 +87,14 @@ class TextParts:
             else 0,
             wait_for=peers.drafter_with_room if self._waits else None,
         )
+
+    def _drafters_prompt(self) -> Prompt:
+        """What opens a sequence on a drafter, which may hold less of the text than its target."""
+        prompt, held = self.target.prompt, self._generation.drafted_tokens
+        if held is None:
+            return prompt
+        left = held - len(prompt.token_ids)
+        return replace(prompt, max_new_tokens=min(prompt.max_new_tokens, left))
 
     def _opening_seconds(self) -> float:
         """How long the first round waits for a drafter that opens, by now."""

@@ -34,6 +34,8 @@ MOST_CACHE_NAME = 128
 MAX_FIRST_ROUND = 2**62
 # The draft length of rules that need the same one each round, where none is given.
 FIXED_GAMMA = 4
+# New tokens that a drafter must be able to hold, for a text to begin with drafts.
+_FEWEST_DRAFTED = 2
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,11 @@ class Validator:
         )
         beside = 0 if gamma == 0 else self.capabilities.beside
         most = max(size.nodes for size in choices) + beside
-        max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, most)
+        # A target begins no run of drafts that its drafter could not go on with to the text's end.
+        whole = self.capabilities.by_target or self.capabilities.rules[verifier].needs_every_draft
+        max_new_tokens, drafted = self._max_new_tokens(
+            request, len(prompt_ids), gamma, most, whole=whole
+        )
         received_ids = self._received(request, max_new_tokens)
         sampling = await self._sampling(
             request, received_ids, client, record.remaining, max_new_tokens
@@ -138,6 +144,7 @@ class Validator:
             waits_for_drafter=request.seeded and request.gamma is not None and gamma != 0,
             cache_salt=cache_salt,
             cache_key=request.cache_key,
+            drafted_tokens=drafted if drafted < len(prompt_ids) + max_new_tokens else None,
         )
 
     def _cache_salt(self, request: Request, client: str) -> str:
@@ -397,16 +404,20 @@ class Validator:
         return messages.tokens_from("received_token_ids", request.received_ids, vocab_size, most)
 
     def _max_new_tokens(
-        self, request: Request, prompt_tokens: int, gamma: int | None, nodes: int
-    ) -> tuple[int, bool]:
-        """How many are to be made at most, and whether they have room beside drafts.
+        self, request: Request, prompt_tokens: int, gamma: int | None, nodes: int, *, whole: bool
+    ) -> tuple[int, int]:
+        """How many are to be made at most, and up to which length of the text drafts have room; 0
+        if they have none.
 
-        What leaves gamma open and has no room beside drafts is decoded plainly.
+        What leaves gamma open and has no room beside drafts is decoded plainly. A text that
+        outgrows its drafter is drafted as long as that can hold it, unless all of it has to be.
         """
         room = longest_text(self.capabilities.target, 0) - prompt_tokens
-        drafted = longest_text(self.capabilities.target, nodes) - prompt_tokens
+        drafted = drafter = longest_text(self.capabilities.target, nodes) - prompt_tokens
         if gamma != 0 and self.capabilities.drafter is not None:
-            drafted = min(drafted, longest_text(self.capabilities.drafter, nodes) - prompt_tokens)
+            drafter = longest_text(self.capabilities.drafter, nodes) - prompt_tokens
+        if whole or drafter < _FEWEST_DRAFTED:
+            drafted = min(drafted, drafter)
         if request.gamma:
             room = drafted
         count = request.max_new_tokens
@@ -419,7 +430,7 @@ class Validator:
                 f" exceed the {room + prompt_tokens} tokens that a sequence may hold"
                 + (" beside drafts; gamma 0 needs none" if request.gamma else "")
             )
-        return count, count <= drafted
+        return count, prompt_tokens + min(drafter, count) if count <= drafted else 0
 
 
 def new_seed() -> int:

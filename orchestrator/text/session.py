@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 
 from orchestrator.text.emission import Emission
 from orchestrator.text.target_failover import TargetWithFailover
@@ -85,7 +86,7 @@ class Session:
             while self._emission.finish_reason is None:
                 with self._spans.child("round"):
                     self._spans.describe({"tandem.round": self._target.round + 1})  # if it fails
-                    choice = self._policy.choose(self._emission.left)
+                    choice = self._choose()
                     drafted, decided = await self._round(choice)
                     self._policy.observe(drafted, decided)
                     self._describe(choice, drafted, decided)
@@ -97,6 +98,16 @@ class Session:
             self._policy.end()
             self._drafter.cancel()
             self._target.cancel()
+
+    def _choose(self) -> SizeChoice:
+        """The next draft's size: as at its end where the text is about to outgrow its drafter,
+        which its length alone decides; behind that no drafts, and as many rounds as are left."""
+        left, held = self._emission.left, self._generation.drafted_tokens
+        if held is None:
+            return self._policy.choose(left)
+        room = held - self._target.length
+        choice = self._policy.choose(min(left, max(room, 0) + 1))
+        return choice if room > 0 else replace(choice, rounds=left)
 
     async def _round(self, choice: SizeChoice) -> tuple[DraftReply | None, VerdictReply]:
         """What was drafted, and the verdict; of a size that was chosen, or asked for before."""

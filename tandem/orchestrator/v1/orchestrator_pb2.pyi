@@ -254,9 +254,10 @@ class Stopping(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     STOP_STRINGS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
-    """max_new_tokens is the most tokens to generate; prompt and new tokens together
-    must fit the max_length of the target and, where gamma is given and not 0, of the drafter.
-    >= 1. Default 256, or min_tokens if more, or what fits if less.
+    """max_new_tokens is the most tokens to generate; prompt and new tokens together must fit the
+    max_length of the target. Where gamma is given and not 0, they must fit that of the drafter too
+    if the verifier needs every draft, if the target drafts by itself, or if the prompt fills the
+    drafter. >= 1. Default 256, or min_tokens if more, or what fits if less.
     """
     ignore_eos: builtins.bool
     """ignore_eos continues past the model's end-of-text tokens. Default false."""
@@ -322,10 +323,11 @@ class Speculation(google.protobuf.message.Message):
     """
     gamma: builtins.int
     """gamma is the number of tokens drafted in a round, 0..max_gamma; 0 decodes plainly, without a
-    drafter. A round drafts fewer if less than that is left of max_new_tokens. Default: the
-    orchestrator's setting, or 0 for a text that is too long for the drafter. With the setting auto
-    each round has the length, possibly 0, with the most expected tokens per second under the
-    current load; a seed then repeats the law, but not the text. With auto, greedy_block drafts 4.
+    drafter. A round drafts fewer if less than that is left of max_new_tokens, or of what the
+    drafter can hold; behind that it drafts none. Default: the orchestrator's setting, or 0 where
+    drafts have no room (see Stopping.max_new_tokens). With the setting auto each round has the
+    length, possibly 0, with the most expected tokens per second under the current load; a seed then
+    repeats the law, but not the text. With auto, greedy_block drafts 4.
     """
     max_nodes: builtins.int
     """max_nodes is the budget of a round, for drafters that make trees: the most tokens to draft in

@@ -125,6 +125,8 @@ class Generation:
             and a draft length, which repeat a text only so.
         cache_salt: of the caller's name and salt, as services get it; empty without both.
         cache_key: texts with the same one prefer one replica; empty for none.
+        drafted_tokens: tokens of the text that its drafter can hold: behind them it goes on without
+            drafts. None where it can hold all.
     """
 
     request_id: str
@@ -144,6 +146,7 @@ class Generation:
     waits_for_drafter: bool = False
     cache_salt: str = ""
     cache_key: str = ""
+    drafted_tokens: int | None = None
 
     @property
     def most_nodes(self) -> int:

@@ -169,11 +169,10 @@ async def test_limits_are_those_that_every_replica_keeps() -> None:
         assert info.max_gamma == 5
         assert (info.target.max_length, info.target.max_gamma) == (400, 6)
         assert (info.drafter.max_length, info.drafter.max_gamma) == (300, 5)
-        for gamma, limit in ((4, 300), (0, 400)):
+        for gamma, verifier, limit in ((4, "greedy_block", 300), (4, "block", 400), (0, "", 400)):
+            asked = {"gamma": gamma} | ({"verifier": verifier} if verifier else {})
             with pytest.raises(grpc.aio.AioRpcError, match=f"the {limit} tokens"):
-                await stub.Complete(
-                    request(stopping={"max_new_tokens": limit}, speculation={"gamma": gamma})
-                )
+                await stub.Complete(request(stopping={"max_new_tokens": limit}, speculation=asked))
 
 
 async def test_the_drafters_recipes_are_told_each_once() -> None:
