@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.mutants import OF_BLOCKS, OF_ROUTING, Mutant
+from tests.support.mutants import OF_BLOCKS, OF_CHAINS, OF_ROUTING, Mutant
 from tests.support.repository import ROOT
 
 _LONGEST = 900  # seconds of one mutant's tests, so that one that makes them wait for ever ends
@@ -381,6 +381,7 @@ MUTANTS = (
         ("tests/service/http/test_completions.py",),
     ),
     *OF_ROUTING,
+    *OF_CHAINS,
 )
 
 

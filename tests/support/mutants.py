@@ -1,4 +1,4 @@
-"""What a mutant is, and those of shared prefixes: blocks, where texts go, whose texts share."""
+"""What a mutant is, and those of shared prefixes, of chains in one replay, and of lengths."""
 
 from __future__ import annotations
 
@@ -165,5 +165,94 @@ OF_ROUTING = (
         "blake2b(part.encode()).digest() for part",
         "part.encode() for part",
         (_CHATS,),
+    ),
+)
+
+_CHAINS = "tandem/inference/passes/chains.py"
+_DRAWS = "tandem/engine/numbers/draws.py"
+_HOME = "tandem/engine/numbers/home.py"
+_ENGINE = "tandem/engine/engine.py"
+_CAPTURED = "tests/unit/inference/passes/test_chains.py"
+_ON_DEVICE = "tests/unit/target/test_chains_on_device.py"
+_REPORTS = "tests/unit/engine/test_reports.py"
+_LONG = "tests/service/requests/test_long_texts.py"
+
+OF_CHAINS = (
+    Mutant(
+        "chains: a number is used again",
+        _DRAWS,
+        "numbers[ask.node + 1 : ask.node + 1 + steps]",
+        "numbers[ask.node : ask.node + steps]",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "chains: a second replay begins with the first one's numbers",
+        _DRAWS,
+        "scorer.draw_on(feeds, each[len(found[0]) :])",
+        "scorer.draw_on(feeds, each)",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "chains: all tokens go to one place",
+        "tandem/inference/batch/tiles.py",
+        "np.array(lengths, np.int64) + np.arange(steps)[:, None]",
+        "np.array(lengths, np.int64) + np.zeros((steps, 1), np.int64)",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "chains: each token is drawn behind the first",
+        _CHAINS,
+        "tokens = drawn[:, 0]",
+        "tokens = self._tokens",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "chains: a replay writes to memory that nobody keeps",
+        _CHAINS,
+        "capture(partial(run, steps), partial(run, 1))",
+        "capture(partial(run, steps), partial(run, 1))\n        del self._tiles",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "chains: the tokens of another row come home",
+        _HOME,
+        "own = [table[row] for row in rows]",
+        "own = [table[row - 1] for row in rows]",
+        (_ON_DEVICE,),
+    ),
+    Mutant(
+        "chains: a token behind a row that is not finite comes home",
+        _HOME,
+        "takewhile(lambda entry: entry[1] > 0, own)",
+        "takewhile(lambda entry: entry[1] >= 0, own)",
+        (_ON_DEVICE,),
+    ),
+    Mutant(
+        "reports: they are told before the next launch",
+        _ENGINE,
+        "if stepper.ahead and not over:",
+        "if not stepper.ahead and not over:",
+        (_REPORTS,),
+    ),
+    Mutant(
+        "reports: they are held for ever",
+        _ENGINE,
+        "if self._held == _MOST_HELD:",
+        "if self._held < 0:",
+        (_REPORTS,),
+    ),
+    Mutant(
+        "lengths: a drafter is asked for one token more than it can hold",
+        "orchestrator/text/session.py",
+        "max(room, 0) + 1",
+        "max(room, 0) + 2",
+        (_LONG,),
+    ),
+    Mutant(
+        "lengths: a drafter is opened for the whole text",
+        "orchestrator/front/text_parts.py",
+        "max_new_tokens=min(prompt.max_new_tokens, left)",
+        "max_new_tokens=prompt.max_new_tokens",
+        (_LONG,),
     ),
 )
