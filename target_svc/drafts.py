@@ -12,6 +12,7 @@ from tandem.engine.asks import Lap, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import DrawnToken
+from tandem.lengths import ANY_LENGTH
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.tree import DraftSize
@@ -39,6 +40,12 @@ class OwnDrafts:
     vocab_size: int
     on_device: bool = False
     feedback: FeedbackWanted | None = None
+
+    def room_behind(self, length: int) -> int:
+        """Tokens that the method can draft behind a text of a length; more than any draft where
+        nothing bounds it."""
+        held = self.info.held_length or ANY_LENGTH
+        return max(held - length, 0)
 
     def round(
         self, scorer: Scorer, sequence: TargetSequence, round_: int, size: DraftSize

@@ -187,7 +187,8 @@ def own_drafts(
         max_gamma=settings.max_gamma,
         max_nodes=min(recipe.largest_tree, info.max_nodes - wanted.probes),
         probes=wanted.probes,
-        max_length=min([info.max_length, *(model.about.max_length for model in models)]),
+        max_length=info.max_length,
+        held_length=min([info.max_length, *(model.about.max_length for model in models)]),
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     told = wanted.of(target.about.of_layers, on_device=True) if wanted.told else None

@@ -79,6 +79,8 @@ def run(
     while credit.left and not ended:
         round_, granted = credit.take()
         gamma = _fitting(sequence, granted.gamma)
+        if drafts is not None:
+            gamma = min(gamma, drafts.room_behind(sequence.length))
         size = granted if gamma == granted.gamma else replace(granted, gamma=gamma)
         draft_times = None
         if size.gamma:

@@ -334,10 +334,11 @@ class VerifiedSequence(
             raise InvalidRequest(
                 f"run.gamma must be 0: {rule.name} does not take the drafts of {info.drafter}"
             )
-        if self._end > info.max_length:
+        longest = info.held_length if rule.needs_every_draft else info.max_length
+        if self._end > longest:
             raise InvalidRequest(
                 f"run.gamma must be 0: the text may have {self._end} tokens, and this target drafts"
-                f" for {info.max_length}"
+                f" for {longest}"
             )
         if self._progress.length < 2:
             raise InvalidRequest("run.gamma must be 0 behind a single token")

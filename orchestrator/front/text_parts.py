@@ -14,7 +14,7 @@ from orchestrator.text.emission import Emission
 from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
 from tandem.errors import TandemError
-from tandem.peers.replicas.compatibility import Capabilities
+from tandem.peers.replicas.compatibility import Capabilities, longest_text
 from tandem.peers.text.contracts import Prompt
 from tandem.peers.text.drafter_failover import DrafterWithFailover
 from tandem.peers.text.record import TextRecord
@@ -149,4 +149,7 @@ def own_size_of(
     if generation.rule.needs_every_draft and generation.sizes[0].gamma > own.largest.gamma:
         return None
     tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
-    return own.own_size if tokens <= own.drafter.max_length else None
+    longest = own.drafter.max_length
+    if generation.rule.needs_every_draft:
+        longest = longest_text(own.drafter, 0)
+    return own.own_size if tokens <= longest else None

@@ -106,8 +106,10 @@ class Validator:
         )
         beside = 0 if gamma == 0 else self.capabilities.beside
         most = max(size.nodes for size in choices) + beside
-        # A target begins no run of drafts that its drafter could not go on with to the text's end.
-        whole = self.capabilities.by_target or self.capabilities.rules[verifier].needs_every_draft
+        drafter = self.capabilities.drafter
+        whole = self.capabilities.rules[verifier].needs_every_draft
+        # A target of an older release drafts for texts alone that its drafter can hold.
+        whole |= self.capabilities.by_target and drafter is not None and not drafter.cache_tokens
         max_new_tokens, drafted = self._max_new_tokens(
             request, len(prompt_ids), gamma, most, whole=whole
         )

@@ -256,8 +256,8 @@ class Stopping(google.protobuf.message.Message):
     max_new_tokens: builtins.int
     """max_new_tokens is the most tokens to generate; prompt and new tokens together must fit the
     max_length of the target. Where gamma is given and not 0, they must fit that of the drafter too
-    if the verifier needs every draft, if the target drafts by itself, or if the prompt fills the
-    drafter. >= 1. Default 256, or min_tokens if more, or what fits if less.
+    if the verifier needs every draft, or if the prompt fills the drafter. >= 1. Default 256, or
+    min_tokens if more, or what fits if less.
     """
     ignore_eos: builtins.bool
     """ignore_eos continues past the model's end-of-text tokens. Default false."""

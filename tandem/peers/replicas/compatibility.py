@@ -306,6 +306,8 @@ def own_drafters(
                 max_gamma=own.max_gamma,
                 max_nodes=own.max_nodes,
                 max_length=own.max_length,
+                # What it can hold of a text.
+                cache_tokens=own.held_length,
                 pass_times=own.pass_times,
             ),
             drafter=own.drafter,

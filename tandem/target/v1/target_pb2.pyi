@@ -310,8 +310,8 @@ class RunStep(google.protobuf.message.Message):
     """gamma is the most tokens of the longest path that the target drafts in each of these rounds, at
     most drafts.max_gamma; near the end of the text the target drafts fewer. 0: no drafts.
     INVALID_ARGUMENT: the target drafts nothing; the verifier does not accept its drafts; the
-    verifier has fixed_gamma, and open gave another gamma; or max_length of `drafts` is less than
-    the sequence may need.
+    verifier has fixed_gamma, and open gave another gamma; or max_length of `drafts`, or with
+    fixed_gamma its held_length, is less than the sequence may need.
     """
     max_nodes: builtins.int
     """max_nodes is the most candidates of each draft, at most the one given in open. Needed where
@@ -658,6 +658,7 @@ class TargetDrafts(google.protobuf.message.Message):
     MAX_LENGTH_FIELD_NUMBER: builtins.int
     PASS_TIMES_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
+    HELD_LENGTH_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the method, such as "model"."""
     recipe: builtins.str
@@ -673,10 +674,15 @@ class TargetDrafts(google.protobuf.message.Message):
     max_nodes: builtins.int
     """max_nodes is the most candidates of a draft with branches; 0 if drafts are chains."""
     max_length: builtins.int
-    """max_length is the most tokens of a text that can be drafted for."""
+    """max_length is the most tokens of a text for which runs with drafts may be asked."""
     probes: builtins.int
     """probes is the most probes of a draft: a run with drafts needs room for them, beside that for
     candidates, among the max_nodes of `open`.
+    """
+    held_length: builtins.int
+    """held_length is the most tokens of a text that the method can hold: a round whose draft would
+    reach beyond drafts fewer, or is plain. A verifier with fixed_gamma needs texts that fit into it.
+    0 (a target of an older release): as max_length.
     """
     @property
     def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[tandem.common.v1.common_pb2.PassTime]:
@@ -695,8 +701,9 @@ class TargetDrafts(google.protobuf.message.Message):
         max_length: builtins.int = ...,
         pass_times: collections.abc.Iterable[tandem.common.v1.common_pb2.PassTime] | None = ...,
         probes: builtins.int = ...,
+        held_length: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pass_times", b"pass_times", "probes", b"probes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "held_length", b"held_length", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pass_times", b"pass_times", "probes", b"probes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
 
 Global___TargetDrafts: typing_extensions.TypeAlias = TargetDrafts
 

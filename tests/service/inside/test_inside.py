@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -366,3 +368,35 @@ async def test_a_client_that_leaves_ends_a_run_of_drafts(inside: Inside) -> None
         return bool(info.stats.open_sequences == 0)
 
     await until(ended)
+
+
+@pytest.mark.parametrize("gamma", ["auto", 3])
+async def test_a_text_that_outgrows_its_targets_drafter_goes_on_without_drafts(
+    inside: Inside,
+    random_pair: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gamma: int | str,
+) -> None:
+    """The drafter can hold 30 tokens, and the target more."""
+    short = tmp_path / "short"
+    shutil.copytree(random_pair[0], short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 30}))
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(short))
+    address = await inside.target("model", max_length=90)
+    info = await (await inside.stub(address)).GetModelInfo(target_pb2.GetModelInfoRequest())
+    assert (info.drafts.held_length, info.drafts.max_length) == (30, 90)
+    stub = await inside.orchestrator(address, gamma=gamma)
+    greedy: dict[str, Any] = {"prompt_token_ids": [1, 2, 3], "sampling": {"temperature": 0}}
+    found, summary = await text_of(stub, 80, **greedy)
+    plain, _ = await text_of(stub, 80, **greedy, speculation={"gamma": 0})
+    assert found == plain
+    if gamma == 3:
+        assert 0 < summary.drafted_tokens < 27 * 3
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await text_of(stub, 80, speculation={"gamma": 3, "verifier": "greedy_block"})
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "the 30 tokens that a sequence may hold beside drafts" in str(refused.value.details())
+    whole, summary = await text_of(stub, 20, speculation={"gamma": 3, "verifier": "greedy_block"})
+    assert (len(whole), summary.drafted_tokens > 0) == (20, True)
