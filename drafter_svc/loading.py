@@ -25,6 +25,8 @@ from tandem.settings import KIB, MIB
 
 _log = structlog.get_logger(__name__)
 
+# Tokens of a sequence at least: a prompt, and one behind it.
+_FEWEST = 2
 _NO_EFFECT = "AHEAD has no effect: drafts of this method are not prepared"
 
 
@@ -78,7 +80,8 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info.parameters = sum(model.about.parameters for model in models)
     info.max_nodes = recipe.largest_tree
     if prepares and not settings.max_length:
-        info.max_length = min(info.max_length, info.cache_tokens - recipe.largest_tree - room)
+        left = info.cache_tokens - recipe.largest_tree - room
+        info.max_length = min(info.max_length, max(left, _FEWEST))
     ahead = _ahead_of(settings, drafter, info, room)
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()

@@ -2,5 +2,5 @@
 
 # Longer than any sequence.
 ANY_LENGTH = 2**31 - 1
-# Tokens of each sequence that a CPU's KV cache has.
+# Tokens of each sequence that a KV cache has.
 TOKENS_EACH = 4096

@@ -174,8 +174,7 @@ class ModelSettings(ServiceSettings):
         ge=0,
         description="tokens that the KV cache holds for all sequences together; 0 takes"
         " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory if"
-        " that is less. With MAX_LENGTH=0, a CPU takes 4,096 for each sequence, and a GPU half"
-        " of its free memory",
+        " that is less; with MAX_LENGTH=0, 4,096 for each sequence",
     )
     prefix_cache: bool = Field(
         True,
@@ -243,16 +242,14 @@ class ModelSettings(ServiceSettings):
         """MAX_LENGTH as a bound: beyond any model's where it is 0."""
         return self.max_length or ANY_LENGTH
 
-    def cache_for(self, room: int, *, on_cpu: bool) -> int:
+    def cache_for(self, room: int) -> int:
         """Tokens of a KV cache for all sequences, if CACHE_TOKENS does not say it, and if they fit
         into memory.
 
         Args:
             room: positions of each sequence beside its text.
-            on_cpu: whether a CPU holds the cache.
         """
-        each = self.max_length or (TOKENS_EACH if on_cpu else ANY_LENGTH)
-        return self.max_sequences * (each + room)
+        return self.max_sequences * ((self.max_length or TOKENS_EACH) + room)
 
 
 S = TypeVar("S", bound=BaseSettings)

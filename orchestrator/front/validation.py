@@ -110,14 +110,14 @@ class Validator:
         whole = self.capabilities.rules[verifier].needs_every_draft
         # A target of an older release drafts for texts alone that its drafter can hold.
         whole |= self.capabilities.by_target and drafter is not None and not drafter.cache_tokens
-        max_new_tokens, drafted = self._max_new_tokens(
+        max_new_tokens, held = self._max_new_tokens(
             request, len(prompt_ids), gamma, most, whole=whole
         )
         received_ids = self._received(request, max_new_tokens)
         sampling = await self._sampling(
             request, received_ids, client, record.remaining, max_new_tokens
         )
-        if not drafted:
+        if not held:
             gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
             beside = 0
         options = self._options(request, verifier)
@@ -146,7 +146,7 @@ class Validator:
             waits_for_drafter=request.seeded and request.gamma is not None and gamma != 0,
             cache_salt=cache_salt,
             cache_key=request.cache_key,
-            drafted_tokens=drafted if drafted < len(prompt_ids) + max_new_tokens else None,
+            drafter_holds=held if 0 < held < len(prompt_ids) + max_new_tokens else None,
         )
 
     def _cache_salt(self, request: Request, client: str) -> str:
@@ -408,8 +408,8 @@ class Validator:
     def _max_new_tokens(
         self, request: Request, prompt_tokens: int, gamma: int | None, nodes: int, *, whole: bool
     ) -> tuple[int, int]:
-        """How many are to be made at most, and up to which length of the text drafts have room; 0
-        if they have none.
+        """The most new tokens; and the length up to which the text can be drafted, 0 if it is not
+        drafted at all.
 
         What leaves gamma open and has no room beside drafts is decoded plainly. A text that
         outgrows its drafter is drafted as long as that can hold it, unless all of it has to be.

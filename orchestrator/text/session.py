@@ -66,6 +66,7 @@ class Session:
         self._own_size = own_size
         self._sized: tuple[DraftSize | None, DraftSize] = None, DraftSize(0)  # asked for, own
         self._by_target = by_target
+        self._outgrown: SizeChoice | None = None  # the choice where no draft has room any more
         self._spans = record.spans
         self._spell = spell if self._spans.context is not None else None
 
@@ -78,7 +79,7 @@ class Session:
         try:
             with self._spans.child("open"):
                 await self._target.begin()
-                if self._policy.begins_drafting and not self._by_target:
+                if self._policy.begins_drafting and not self._by_target and self._room != 0:
                     await self._drafter.begin()
                 decided = await self._target.open()
                 self._describe_text(None, decided)
@@ -99,15 +100,25 @@ class Session:
             self._drafter.cancel()
             self._target.cancel()
 
+    @property
+    def _room(self) -> int | None:
+        """Tokens that the text's drafter can still hold; None where it can hold all of the text, or
+        the target drafts, which sees to that itself."""
+        held = self._generation.drafter_holds
+        return None if held is None or self._by_target else max(held - self._target.length, 0)
+
     def _choose(self) -> SizeChoice:
-        """The next draft's size: as at its end where the text is about to outgrow its drafter,
-        which its length alone decides; behind that no drafts, and as many rounds as are left."""
-        left, held = self._emission.left, self._generation.drafted_tokens
-        if held is None:
+        """The next draft's size. Close to what the drafter can hold, drafts shrink as they do at a
+        text's end; past it nothing is drafted, and all rounds that are left may be asked for at
+        once. The text's length alone decides this."""
+        left, room = self._emission.left, self._room
+        if room is None:
             return self._policy.choose(left)
-        room = held - self._target.length
-        choice = self._policy.choose(min(left, max(room, 0) + 1))
-        return choice if room > 0 else replace(choice, rounds=left)
+        if room:
+            return self._policy.choose(min(left, room + 1))
+        if self._outgrown is None:  # once: the policy learns that this text is plain from now on
+            self._outgrown = self._policy.choose(1)
+        return replace(self._outgrown, rounds=left)
 
     async def _round(self, choice: SizeChoice) -> tuple[DraftReply | None, VerdictReply]:
         """What was drafted, and the verdict; of a size that was chosen, or asked for before."""

@@ -134,7 +134,7 @@ class Decision:
     """A verdict on the host.
 
     Attributes:
-        draft: that it is about; of a chain that kernels drew and decided, the tokens alone.
+        draft: that was judged. A chain that kernels drew on this device has token ids and no rows.
         place: of the last kept node; 0 where none was kept.
         next_token: the correction or bonus.
         overlaps: Σ min(p, q) of each node.

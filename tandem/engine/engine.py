@@ -33,7 +33,7 @@ T = TypeVar("T")
 Answered = tuple[Job[Any], str, StageTimes]
 
 
-# Steps behind which a report is told, if none of them waits for the device.
+# A report is told behind as many further steps, if none of them waits for the device.
 _MOST_HELD = 2
 
 
@@ -53,7 +53,7 @@ class StepRunner(Protocol):
         """
 
     def settle(self) -> None:
-        """Note where the time of all that was reported went; so it is noted where a job is over."""
+        """Book the times of all that was reported. `step` does so itself where a job is over."""
 
     def answers(self) -> bool:
         """Whether the device still works."""
@@ -94,7 +94,7 @@ class Engine:
         self._jobs: list[Job[Any]] = []  # the engine thread's, as are the next two
         self._gathering: Gathering[AdmittedSequence] = Gathering()
         self._step_seconds = 0.0
-        # What jobs that go on have reported, and steps since then.
+        # Reports that are not told yet, of jobs that go on; and steps since reports were last told.
         self._untold: list[tuple[Job[Any], Sequence[JobReport]]] = []
         self._held = 0
         self._saved = self._most_saved = limits.chunk_alone
@@ -336,10 +336,14 @@ class Engine:
     def _tell(self) -> None:
         """Hand over what jobs that go on have reported."""
         untold, self._untold, self._held = self._untold, [], 0
-        if untold:
-            assert self._stepper is not None  # who answered them
+        if not untold:
+            return
+        assert self._stepper is not None  # who answered them
+        try:
             self._stepper.settle()
-            self._wake([], untold)
+        except Exception:  # the device's: what was decided is told all the same
+            _log.exception("the times of a step are not known")
+        self._wake([], untold)
 
     def _leave(
         self, jobs: Sequence[Job[Any]], now: float, reported: Sequence[Job[Any]] = ()

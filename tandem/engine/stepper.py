@@ -93,8 +93,10 @@ class Stepper:
         if chained := [one for one in drawing if one.follows]:
             step = self._draw_on(step, chained)
         _hand_drawn(drawing)
+        waited = False
         while (kind := _next_kind(jobs)) is not None:
             if kind in _WAITING:
+                waited = True
                 meanwhile()
             _ANSWERS[kind]([(job, job.ask) for job in jobs if type(job.ask) is kind])
         step.stamps.append(self._clock.stamp())
@@ -102,15 +104,14 @@ class Stepper:
         # An idle job's pass is waited for: a text that comes meanwhile waits for that one alone.
         ended = any(job.over or job.idle for job in jobs)
         if ended or any(job.reports for job in jobs):
-            ended_ns = 0 if jobs[0].idle else time.perf_counter_ns()
-            self._due.append((self._unbooked, ended_ns))
+            self._due.append((self._unbooked, time.perf_counter_ns() if waited else 0))
             self._unbooked = []
             if ended or not self.ahead:
                 self.settle()
 
     def _draw_on(self, step: _Step, chained: Sequence[_Drawing]) -> _Step:
-        """Go on with chains as far as no host is needed; that is a step of its own, which this
-        returns."""
+        """Draw the chains' next tokens as far as the host is not needed. They are booked as a step
+        of their own, which is returned; the step itself if nothing was drawn."""
         began, tokens = self._clock.stamp(), 0
         for together in _by_kind(chained, lambda one: (id(one.ask.scorer), *one.kind)):
             asks, firsts = [one.ask for one in together], [one.answer[0] for one in together]
@@ -125,7 +126,8 @@ class Stepper:
         jobs = [one.job for one in chained]
         traced = any(job.traced is not None for job in jobs)
         stamps = [began, self._clock.stamp()]
-        return _Step(jobs, [job.times for job in jobs], tokens if traced else 0, stamps)
+        # All jobs of the step wait for them.
+        return _Step(jobs, step.times, tokens if traced else 0, stamps)
 
     def settle(self) -> None:
         """See `StepRunner`."""
@@ -147,8 +149,8 @@ class _Step:
     """What is known of a step when it has been launched.
 
     Attributes:
-        jobs: that took part.
-        times: of each, when it began.
+        jobs: that it computed for.
+        times: of those that waited for it, when it began.
         tokens: new ones that they fed; 0 where no job is traced.
         stamps: its beginning, the end of its passes, its end.
     """
@@ -238,7 +240,8 @@ def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:
         drawn = draw([one.ask for one in chosen], logits, [one.row for one in chosen])
         for one, answer in zip(chosen, drawn, strict=True):
             one.answer = answer
-            one.follows = follows(one.ask, logits)
+            # One of several at once stands on a branch, where a chain in one replay does not go.
+            one.follows = isinstance(one.job.ask, Draw) and follows(one.ask, logits)
 
 
 def _by_kind(

@@ -37,6 +37,8 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
 
 # Told to a client where a peer without room was the last to ask: it says not how long it will last.
 _RETRY_SECONDS = 1.0
+# gRPC's own INTERNAL: of a call that lost its connection before its status came.
+_CUT_OFF = "Internal error from Core"
 # Of whatever is unexpected.
 INTERNAL_ERROR = "internal error; the service's log has the details"
 
@@ -133,6 +135,8 @@ def from_peer(
         code: the call's status; None where there is none.
         details: the status's sentence.
     """
+    if code is grpc.StatusCode.INTERNAL and details == _CUT_OFF:
+        code = grpc.StatusCode.UNAVAILABLE
     name = code.name if code else "no status"
     failed = (errors.PeerFailure, f"failed ({name}); the log has the details")
     kind, sentence = _PEER_ERRORS.get(code, failed) if code else failed

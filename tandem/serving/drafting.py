@@ -48,8 +48,7 @@ def load_models(
             f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
             " with --drafter of `tandem up`"
         )
-    on_cpu = settings.device == "cpu"
-    at_most = beside.positions if beside else settings.cache_for(0, on_cpu=on_cpu)
+    at_most = beside.positions if beside else settings.cache_for(0)
     options = replace(
         options_of(settings, ahead),
         drafts=settings.dtype == "auto",

@@ -35,7 +35,7 @@ def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
     """
     return DecoderOptions(
         cache_tokens=settings.cache_tokens,
-        at_most=settings.cache_for(room, on_cpu=settings.device == "cpu"),
+        at_most=settings.cache_for(room),
         threads=settings.threads,
         engine=settings.engine,
         graph_rows=settings.graph_rows,

@@ -51,6 +51,14 @@ def test_each_row_says_what_to_do() -> None:
     assert all(len(row) == 5 and row[1] and row[3] and row[4] for row in ROWS)
 
 
+def test_a_call_that_was_cut_off_has_not_failed_by_itself() -> None:
+    """gRPC ends one whose connection goes before its status comes with an INTERNAL of its own."""
+    internal = grpc.StatusCode.INTERNAL
+    cut = from_peer("target", "there", internal, "Internal error from Core")
+    assert isinstance(cut, errors.Unavailable)
+    assert isinstance(from_peer("target", "there", internal, "its own"), errors.PeerFailure)
+
+
 def test_a_peer_without_room_says_when_to_come_again() -> None:
     error = from_peer("target", "there", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     assert isinstance(error, errors.Exhausted)

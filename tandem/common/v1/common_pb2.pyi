@@ -741,7 +741,9 @@ class ModelInfo(google.protobuf.message.Message):
     only be token ids), or where vocab_size is 0.
     """
     max_length: builtins.int
-    """max_length is the most tokens that a sequence may hold, prompt included."""
+    """max_length is the most tokens that a sequence may hold, prompt included; 2^31 - 1 where none is
+    too long, as for a drafter without a model.
+    """
     max_gamma: builtins.int
     """max_gamma is the longest draft of one round."""
     max_sequences: builtins.int

@@ -248,8 +248,8 @@ def _uniforms(asks: Sequence[Decide], gamma: int) -> np.ndarray:
 
 
 def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFailure]:
-    """Each verdict on the host, and by the same copy the tokens of chains that are not there yet:
-    the rows that decided ones were drawn from stay where they are, if kernels drew them.
+    """Each verdict on the host, and by the same copy the tokens of chains that are not there yet.
+    The rows that these were drawn from come too, unless kernels drew them.
 
     A failure where a distribution of the drafter, or of the target, was not finite.
     """

@@ -23,16 +23,16 @@ from tandem.inference.feed import Feed
 from tandem.kernels import draws
 from tandem.speculation.request.sampling import Sampling
 
-# A chain of several sizes' worth of tokens takes as many replays. Behind the first token, a draft
-# of 2, 4 or 8 takes one.
+# A chain whose length is a sum of several of these sizes takes a replay for each. Behind the first
+# token, a draft of 2, 4 or 8 takes one.
 _STEPS = (1, 3, 7)
 _ROWS = (1, 4, 16, 64)
 
 
 # Share of a distribution that is kept, and the most tokens: `Truncation` of the engine's asks.
 Cut = tuple[float, int]
-# Captures a function's work, with another one to run before: for kernels and memory to be there.
-# What it gives replays the work.
+# Captures what the first function launches. The second one runs before, so that kernels are
+# compiled and memory is allocated. The result replays the work.
 Capture = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 
 
@@ -61,9 +61,10 @@ class ChainGraph:
     ) -> None:
         self.rows, self.steps = rows, steps
         self._backend, self._longest = backend, longest
+        self._windows = backend.windows  # as they are captured, in this order
         device = backend.device
         self._room = TileSizes(rows, rows, ONE, WORDS)
-        nothing = one_row_each([0], [0], self._room, backend.windows, steps, backend.pool.scratch)
+        nothing = one_row_each([0], [0], self._room, self._windows, steps, backend.pool.scratch)
         # Spare rows draw the only token that they may.
         spare = draws.asked_of(range(rows), 1, [Sampling(temperature=0.0)] * rows, 1)
         self._spare = np.repeat(spare[None], steps, 0)
@@ -78,7 +79,7 @@ class ChainGraph:
         segments = [Segment(0, 1, 0, longest)]
         beside = nothing[0, : 2 * rows]
         self._tiles = [
-            Tiles(segments, device, self._room, backend.windows, beside) for _ in range(steps)
+            Tiles(segments, device, self._room, self._windows, beside) for _ in range(steps)
         ]
         self._untaken = torch.empty(rows, 0, dtype=torch.int64, device=device)
         width = draws.width_of(cut[1], backend.vocab_size)
@@ -117,9 +118,7 @@ class ChainGraph:
     ) -> None:
         """Send what is known of all steps."""
         pool = self._backend.pool
-        numbers = one_row_each(
-            starts, lengths, self._room, self._backend.windows, self.steps, pool.scratch
-        )
+        numbers = one_row_each(starts, lengths, self._room, self._windows, self.steps, pool.scratch)
         wanted = self._spare.copy()
         wanted[:, : asked.shape[1]] = asked[: self.steps]
         both = np.concatenate((numbers.ravel(), wanted.view(np.int64).ravel()))

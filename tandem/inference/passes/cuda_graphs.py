@@ -370,6 +370,10 @@ def _check_chains(backend: Backend, chains: Chains) -> None:
                 apart = _apart(rows, expected, backend.vocab_size)
                 if not apart <= _MOST_APART:
                     raise Unsupported(f"token {step + 1} of a chain is drawn from another row")
+                _, own = draws.parts_of(rows, 1)
+                digits = wanted[:, draws.DIGITS :].long()
+                if not own.draw(digits).equal(rows[:, 0]):
+                    raise Unsupported(f"token {step + 1} of a chain is drawn by another number")
                 tokens = rows[:, :1].tolist()
             for cache, mark in zip(caches, marks, strict=True):
                 cache.return_to(mark)

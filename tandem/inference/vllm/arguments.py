@@ -24,6 +24,8 @@ _INSTALL = (
 _BLOCK = {"cpu": 128, "cuda": 16}
 # Arguments that only Tandem sets, besides those that `engine_arguments` has.
 _OWN = ("pipeline_parallel_size", "data_parallel_size", "scheduler_cls", "num_gpu_blocks_override")
+# vLLM's own: the model's longest, or what its KV cache can hold.
+_WHAT_FITS = -1
 # The largest pass that the start measures: sequences and rows of each.
 _MEASURED = 16 * 17
 
@@ -145,8 +147,9 @@ def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str,
     text = config.get_text_config()
     cache, positions = _cache_size(options, dtype, text)
     longest = min(options.max_length, max_positions(text))
-    if options.max_length == ANY_LENGTH and positions:
-        longest = min(longest, positions)
+    if options.max_length == ANY_LENGTH:
+        # Without a size of the cache vLLM makes it fit.
+        longest = min(longest, positions) if positions else _WHAT_FITS
     own = {
         "model": options.model,
         "dtype": dtype,

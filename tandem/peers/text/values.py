@@ -125,8 +125,8 @@ class Generation:
             and a draft length, which repeat a text only so.
         cache_salt: of the caller's name and salt, as services get it; empty without both.
         cache_key: texts with the same one prefer one replica; empty for none.
-        drafted_tokens: tokens of the text that its drafter can hold: behind them it goes on without
-            drafts. None where it can hold all.
+        drafter_holds: length of the text, in tokens, up to which its drafter can hold it: then it
+            goes on without drafts. None where that is all, or nothing is drafted.
     """
 
     request_id: str
@@ -146,7 +146,7 @@ class Generation:
     waits_for_drafter: bool = False
     cache_salt: str = ""
     cache_key: str = ""
-    drafted_tokens: int | None = None
+    drafter_holds: int | None = None
 
     @property
     def most_nodes(self) -> int:

@@ -399,6 +399,11 @@ def test_more_ahead_than_a_sequence_has_room_for_is_refused(random_pair: tuple[P
     )
     with pytest.raises(StartupError, match="AHEAD=64: a sequence of 64 tokens takes 209 positions"):
         load(small)
+    # Without a length it is what leaves room for them, and a token and one behind it at least.
+    with pytest.raises(StartupError, match="AHEAD=64: a sequence of 2 tokens takes 147 positions"):
+        load(small.model_copy(update={"max_length": 0}))
+    fits = load(small.model_copy(update={"max_length": 0, "cache_tokens": 200}))
+    assert (fits.info.max_length, fits.ahead.nodes) == (55, 64)
     environment = {"TANDEM_DRAFTER_AHEAD": "5000", "TANDEM_DRAFTER_MODEL": str(random_pair[0])}
     assert "TANDEM_DRAFTER_AHEAD" in refusal("drafter_svc", environment)
 

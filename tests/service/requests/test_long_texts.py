@@ -82,6 +82,26 @@ async def test_a_prompt_as_long_as_a_drafter_begins_without_drafts() -> None:
         assert (speculation.HasField("gamma") and speculation.gamma == 0) == (not opened)
 
 
+@pytest.mark.parametrize("received", [DRAFTED - 3, DRAFTED - 2, DRAFTED - 1, DRAFTED + 20])
+async def test_a_text_that_is_resumed_past_its_drafter_has_none(received: int) -> None:
+    drafter, target = Bounded(), FakeTarget(wraps=1000)
+    token_ids = [1, *((2 + i) % 60 for i in range(received))]
+    async with orchestrate(drafter, target, gamma=4) as stub:
+        reply = await stub.Complete(
+            request(
+                prompt_token_ids=[1],
+                received_token_ids=token_ids[1:],
+                first_round=50,
+                stopping=pb.Stopping(max_new_tokens=received + 30, ignore_eos=True),
+                speculation=pb.Speculation(),
+                sampling={"seed": 1},
+            )
+        )
+    assert len(reply.token_ids) == 30
+    assert drafter.opened == (received + 1 < DRAFTED)
+    assert not reply.summary.drafter_lost
+
+
 @pytest.mark.parametrize("gamma", ["auto", 4])
 @pytest.mark.parametrize("tokens", [DRAFTED - 1, DRAFTED])
 async def test_a_rule_that_needs_every_draft_has_none_of_a_text_that_is_too_long(

@@ -9,6 +9,7 @@ import pytest
 
 from tandem.engine.asks import Report, Score, Steps
 from tandem.engine.job import Job
+from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
 from tests.support.models.engines import target_engine, target_sequence
 from tests.support.models.tiny import running
@@ -22,15 +23,19 @@ class Device:
     Attributes:
         ahead: whether it works by itself.
         told: by turns: "launch", "wait", and "settle".
+        lost: from this step on; it does not know its times either then.
     """
 
     def __init__(self, told: list[Any], *, ahead: bool, waits: Callable[[int], bool]) -> None:
         self.ahead, self.told = ahead, told
+        self.lost = 1 << 30
         self._waits, self._steps = waits, 0
 
     def step(self, jobs: Sequence[Job[Any]], meanwhile: Callable[[], None]) -> None:
         self.told.append("launch")
         self._steps += 1
+        if self._steps >= self.lost:
+            raise RuntimeError("the device is gone")
         if self._waits(self._steps):
             meanwhile()
             self.told.append("wait")
@@ -42,10 +47,12 @@ class Device:
             self.settle()
 
     def settle(self) -> None:
+        if self._steps >= self.lost:
+            raise RuntimeError("the device is gone")
         self.told.append("settle")
 
     def answers(self) -> bool:
-        return True
+        return self._steps < self.lost
 
 
 def steps(passes: Sequence[int | None]) -> Steps[None]:
@@ -57,13 +64,18 @@ def steps(passes: Sequence[int | None]) -> Steps[None]:
 
 
 async def told_of(
-    passes: Sequence[int | None], *, ahead: bool, waits: Callable[[int], bool] = lambda _: True
+    passes: Sequence[int | None],
+    *,
+    ahead: bool,
+    waits: Callable[[int], bool] = lambda _: True,
+    lost: int | None = None,
 ) -> list[Any]:
-    """What happens while a job runs, in the order of the engine's thread."""
+    """What happens while a job runs, in the order of the engine's thread. If the device is lost at
+    a step, all that was reported before is heard."""
     told: list[Any] = []
     heard: list[int] = []
     engine = target_engine()
-    engine._stepper = Device(told, ahead=ahead, waits=waits)
+    engine._stepper = device = Device(told, ahead=ahead, waits=waits)
     wake = engine._wake
 
     def waking(jobs: Sequence[Job[Any]], reported: Any = ()) -> None:
@@ -76,9 +88,16 @@ async def told_of(
         sequence = target_sequence([1, 2])
         await engine.open(sequence, steps([None]), 4)
         told.clear()
-        await engine.run(
+        job = engine.run(
             sequence, steps(passes), on_report=lambda number, times: heard.append(number)
         )
+        if lost is None:
+            await job
+        else:
+            device.lost = lost
+            with pytest.raises(EngineFailure):
+                await job
+            passes = passes[: lost - 2]
         engine.release(sequence)
     assert heard == [number for number in passes if number is not None]
     return told
@@ -113,3 +132,9 @@ async def test_a_report_is_not_held_for_long_if_nobody_waits_for_the_device() ->
         "settle",
         "end",
     ]
+
+
+@pytest.mark.parametrize("lost", [2, 3, 4])
+async def test_what_was_reported_is_told_although_the_device_is_lost_behind_it(lost: int) -> None:
+    told = await told_of([1, 2, 3], ahead=True, lost=lost)
+    assert told[-1] == "end"

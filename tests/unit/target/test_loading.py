@@ -102,6 +102,20 @@ def test_memory_that_does_not_hold_both_is_refused(
         loaded(random_pair, drafts="model", cache_tokens=0)
 
 
+@pytest.mark.parametrize(("cache_tokens", "length"), [(0, 512), (100, 100), (1000, 512)])
+def test_a_sequence_may_be_as_long_as_the_model_and_the_cache(
+    random_pair: tuple[Path, Path], cache_tokens: int, length: int
+) -> None:
+    found = loaded(random_pair, max_length=0, cache_tokens=cache_tokens)
+    assert found.info.max_length == length
+    assert found.info.cache_tokens == (cache_tokens or 2 * 4096)
+
+
+def test_a_sequence_of_one_token_is_no_length() -> None:
+    with pytest.raises(ValueError, match="must be 0, or 2 at least"):
+        TargetSettings(model="m", max_length=1)
+
+
 def test_both_have_room_for_the_same_texts(
     random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,35 @@ def reserved(pool: KVPool, capacity: int) -> SequenceCache:
     return cache
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("slots", "to"),
+    [
+        ((2, 3, 4), 7),  # in a line, apart
+        ((5, 6, 7), 0),
+        ((2, 3, 4), 3),  # in a line, over itself
+        ((4, 5, 6), 3),
+        ((4, 3, 6), 7),
+        ((1,), 0),
+    ],
+)
+def test_positions_are_moved_as_they_were_before(
+    slots: tuple[int, ...], to: int, together: bool
+) -> None:
+    pool = KVPool(10)
+    pool._allocate(torch.zeros(2, 1, 3), torch.zeros(2, 1, 4))
+    if together:
+        pool = pool.resized(10)
+    for layer in (*pool.keys, *pool.values):
+        layer.copy_(torch.randn_like(layer))
+    before = [layer.clone() for layer in (*pool.keys, *pool.values)]
+    pool.move(slots, range(to, to + len(slots)))
+    for old, new in zip(before, (*pool.keys, *pool.values), strict=True):
+        expected = old.clone()
+        expected[:, to : to + len(slots)] = old[:, list(slots)]
+        assert new.equal(expected)
+
+
 def test_an_extent_is_the_first_that_fits() -> None:
     pool = KVPool(10)
     first, second, third = (reserved(pool, size) for size in (3, 2, 5))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tandem.drafting.ahead.prepare import Ahead, AheadDraft
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.engine.asks import Truncation
@@ -23,6 +24,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.passes import chains, one_call
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.speculation.draft import Draft
+from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftSize
 from tests.support.decoders import decoder_over
@@ -52,7 +54,7 @@ def captured(name: str) -> Iterator[tuple[Decoder, Decoder, Recorder]]:
         patch.setattr(graph, "capture", recorder)
         patch.setattr(candidates, "choose_layout", lambda _: None)
         patch.setattr(chains, "_ROWS", (1, 2, 8))
-        options: dict[str, Any] = {"cache_tokens": 800, "longest": LONGEST}
+        options: dict[str, Any] = {"cache_tokens": 800, "longest": LONGEST, "trees": True}
         own = decoder_over(build(row), "tiny", graph_rows=8, chains=CUT, **options)
         bare = decoder_over(build(row), "tiny", **options)
         yield own, bare, recorder
@@ -134,6 +136,42 @@ def test_a_draft_takes_one_replay_behind_its_first_token() -> None:
             assert own.forward_passes - passes[0] == 1 + gamma
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("likely", [True, False])
+def test_drafts_that_are_prepared_are_drawn_token_by_token(likely: bool) -> None:
+    """They stand on branches; the chain of the text itself goes on in one replay."""
+    found = []
+    with captured("llama") as decoders:
+        for decoder in decoders[:2]:
+            drafter, stepper = ModelDrafter(decoder, Truncation(*CUT)), Stepper(decoder.device)
+            sequence = DraftSequence([3, 4, 5], SAMPLINGS[0], decoder.vocab_size, nodes=120)
+            cache = decoder.reserve(LONGEST + 120, 120)
+            assert cache is not None
+            sequence.caches.append(cache)
+            run(stepper, [sequence], drafter.open)
+            ahead, size = Ahead(drafter, sequence, LONGEST), DraftSize(4)
+
+            def draft(
+                emitted: list[int], round_: int, ahead: Ahead = ahead, size: DraftSize = size
+            ) -> Any:
+                return lambda _: ahead.go_on(round_, emitted, size, ())
+
+            first: AheadDraft = run(stepper, [sequence], draft([6], 1))[0]
+
+            def prepare(_: object, ahead: Ahead = ahead, made: AheadDraft = first) -> Any:
+                return ahead.prepare(1, made.draft, DraftSize(4), 40)
+
+            run(stepper, [sequence], prepare)
+            outcomes = [list(tokens) for tokens, _ in ahead.ready]
+            assert len(outcomes) > 3
+            emitted = outcomes[0] if likely else [first.draft.token_ids[0], 1]
+            second: AheadDraft = run(stepper, [sequence], draft(emitted, 2))[0]
+            assert (second.outcome is PreparedOutcome.HIT) == (emitted in outcomes)
+            found.append((first.draft.token_ids, outcomes, second.draft.token_ids))
+            decoder.release(cache)
+    assert found[0] == found[1]
+
+
 def test_what_does_not_fit_is_drawn_token_by_token() -> None:
     """More texts than are captured; and the end of a text that is as long as may be."""
     many = [replace(SAMPLINGS[0], seed=i) for i in range(11)]
@@ -160,7 +198,9 @@ def test_without_room_for_them_chains_are_not_captured() -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("wrong", ["another text's", "of the step before", "no number"])
+@pytest.mark.parametrize(
+    "wrong", ["another text's", "of the step before", "no number", "another number"]
+)
 def test_chains_that_draw_from_other_rows_are_not_used(wrong: str) -> None:
     computed = chains.ChainGraph.__call__
 
@@ -170,6 +210,9 @@ def test_chains_that_draw_from_other_rows_are_not_used(wrong: str) -> None:
             return found.roll(1, 1)
         if wrong == "of the step before":
             found[1:] = found[:-1].clone()
+            return found
+        if wrong == "another number":
+            found[-1, :, 0] = found[-1, :, 16]  # the least likely token of the row
             return found
         found[:, -1:, -16:] = 0
         return found
@@ -181,7 +224,8 @@ def test_chains_that_draw_from_other_rows_are_not_used(wrong: str) -> None:
         with capture_logs() as logs:
             graph.capture_chains(backend, 8, LONGEST, CUT)
         (log,) = logs
-        assert "of a chain is drawn from another row" in log["reason"]
+        by = "by another number" if wrong == "another number" else "from another row"
+        assert f"of a chain is drawn {by}" in log["reason"]
         assert backend.chains is None
 
 

@@ -82,6 +82,16 @@ def test_the_cache_holds_what_is_asked_for(ranks: int, heads: int) -> None:
         engine_arguments(VllmOptions("m", cache_tokens=10**12), "float32", CONFIG)
 
 
+def test_without_a_length_texts_are_as_long_as_model_and_cache() -> None:
+    """The model holds 300; on a GPU without a size vLLM makes its cache fit."""
+    for cache_tokens, longest in ((0, 300), (250, 250), (400, 300)):
+        options = VllmOptions("m", cache_tokens=cache_tokens)
+        assert engine_arguments(options, "float32", CONFIG)["max_model_len"] == longest
+    for cache_tokens, longest in ((0, -1), (100, 100)):
+        options = VllmOptions("m", device="cuda", cache_tokens=cache_tokens)
+        assert engine_arguments(options, "float16", CONFIG)["max_model_len"] == longest
+
+
 def test_a_gpus_cache_is_told_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     found = engine_arguments(VllmOptions("m", device="cuda", cache_tokens=100), "float16", CONFIG)
     assert found["num_gpu_blocks_override"] == 8
