@@ -244,8 +244,8 @@ OF_CHAINS = (
     Mutant(
         "lengths: a drafter is asked for one token more than it can hold",
         "orchestrator/text/session.py",
-        "max(room, 0) + 1",
-        "max(room, 0) + 2",
+        "min(left, room + 1)",
+        "min(left, room + 2)",
         (_LONG,),
     ),
     Mutant(
