@@ -205,35 +205,73 @@ class PackedBatch:
         return mask
 
 
+@dataclass(slots=True)
+class FedTokens:
+    """The tokens of a batch: on the host as far as they are known there.
+
+    Attributes:
+        known: [T], 0 for drawn ones.
+        slots: rows of the drawn ones.
+        indices: these ones, among all that the steps drew.
+        steps: what each step drew.
+    """
+
+    known: list[int]
+    slots: list[int]
+    indices: list[int]
+    steps: list[Tensor]
+
+    @classmethod
+    def of(cls, feeds: Sequence[Feed]) -> FedTokens:
+        """Those of all feeds, in order."""
+        found = cls([], [], [], [])
+        known, begins, count = found.known, dict[int, int](), 0
+        for feed in feeds:
+            token_ids = listed(feed.token_ids)
+            # Drawn tokens are branch rows or a feed's last ones: a text is not looked through.
+            if not (feed.parents or isinstance(token_ids[-1], DrawnToken)):
+                known += cast("Sequence[int]", token_ids)
+                continue
+            for token_id in token_ids:
+                if isinstance(token_id, DrawnToken):
+                    tokens = token_id.draws.tokens
+                    if id(tokens) not in begins:
+                        begins[id(tokens)] = count
+                        count += len(tokens)
+                        found.steps.append(tokens)
+                    found.slots.append(len(known))
+                    found.indices.append(begins[id(tokens)] + token_id.index)
+                    known.append(0)
+                else:
+                    known.append(token_id)
+        return found
+
+    @property
+    def step(self) -> Tensor | None:
+        """What one step drew, if that is all, in its order."""
+        if len(self.steps) != 1 or self.indices != list(range(len(self.steps[0]))):
+            return None
+        return self.steps[0] if len(self.slots) == len(self.known) else None
+
+    def fill(self, tokens: Tensor, slots: Tensor, indices: Tensor) -> None:
+        """Put drawn tokens to their rows, on the device that they are on.
+
+        Args:
+            tokens: [T] of all rows.
+            slots: `slots`, there.
+            indices: `indices`, there.
+        """
+        there = self.steps[0] if len(self.steps) == 1 else torch.cat(self.steps)
+        tokens.index_copy_(0, slots, there.index_select(0, indices))
+
+
 def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     """[T] token ids of all feeds; those on the host are sent in one transfer."""
-    known: list[int] = []
-    slots: list[int] = []
-    indices: list[int] = []
-    drawn: dict[int, tuple[Tensor, int]] = {}  # each step's tokens, and where they begin among all
-    count = 0
-    for feed in feeds:
-        token_ids = listed(feed.token_ids)
-        # Drawn tokens are branch rows or a feed's last ones: a text is not looked through for them.
-        if not (feed.parents or isinstance(token_ids[-1], DrawnToken)):
-            known += cast("Sequence[int]", token_ids)
-            continue
-        for token_id in token_ids:
-            if isinstance(token_id, DrawnToken):
-                tokens = token_id.draws.tokens
-                if id(tokens) not in drawn:
-                    drawn[id(tokens)] = tokens, count
-                    count += len(tokens)
-                slots.append(len(known))
-                indices.append(drawn[id(tokens)][1] + token_id.index)
-                known.append(0)
-            else:
-                known.append(token_id)
-    if len(drawn) == 1 and len(known) == count and indices == list(range(count)):
-        return next(iter(drawn.values()))[0]
-    packed = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True)
-    if drawn:
-        chosen = torch.tensor((slots, indices), dtype=torch.int64).to(device, non_blocking=True)
-        there = torch.cat([tokens for tokens, _ in drawn.values()])
-        packed.index_copy_(0, chosen[0], there.index_select(0, chosen[1]))
+    fed = FedTokens.of(feeds)
+    if (step := fed.step) is not None:
+        return step
+    packed = torch.tensor(fed.known, dtype=torch.int64).to(device, non_blocking=True)
+    if fed.steps:
+        chosen = torch.tensor((fed.slots, fed.indices), dtype=torch.int64)
+        fed.fill(packed, *chosen.to(device, non_blocking=True))
     return packed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import Unsupported, first_line
-from tandem.inference.batch.packed import PackedBatch, Packing, tokens_of
+from tandem.inference.batch.packed import FedTokens, PackedBatch, Packing
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, ONE, WORDS, Tiles, TileSizes
 from tandem.inference.check.plain import difference
@@ -37,6 +37,10 @@ _WARM_UPS = 2
 _ROWS_A_TILE = 4
 # Rows from which on one that is padded costs as much as one that is not.
 _BETWEEN = 64
+# What the host says of a batch, row by row: the tokens that it knows, their positions and slots,
+# the rows whose logits and whose states are wanted, those of drawn tokens, and which these are.
+_TOKENS, _POSITIONS, _SLOTS, _ROWS, _STATES, _DRAWN, _AMONG = range(7)
+_NUMBERS = 7
 # Tokens before the rows that captured passes are compared by, a text each.
 _CONTEXTS = (5, 9)
 # Rows of a tree of two branches, by their parents, behind one more of the trunk.
@@ -82,13 +86,14 @@ class Graph:
         self._scratch = pool.scratch
         # A pass may prepare data for all positions up to the longest text.
         segments = [Segment(0, 1, 0, longest)]
-        self._tiles = Tiles(segments, device, room, windows, self._places([], []))
-        numbers = self._tiles.beside.view(2, -1)
+        self._tiles = Tiles(segments, device, room, windows, self._numbered())
+        # All that the host says of a batch comes by one copy, into this memory.
+        self._there = self._tiles.beside.view(_NUMBERS, -1)
         self._batch = PackedBatch(
             segments=segments,
-            token_ids=torch.zeros(1, room.rows, dtype=torch.int64, device=device),
-            positions=numbers[:1],
-            slots=numbers[1],
+            token_ids=self._there[_TOKENS][None],
+            positions=self._there[_POSITIONS][None],
+            slots=self._there[_SLOTS],
             rows=None,
             tiles=self._tiles,
             states=torch.arange(room.rows, device=device) if states else None,
@@ -103,23 +108,32 @@ class Graph:
 
     def __call__(self, packing: Packing, feeds: Sequence[Feed]) -> PassOutput:
         """The rows that the feeds ask for. Their caches do not grow yet."""
-        device, count = self._batch.token_ids.device, len(packing.positions)
-        self._batch.token_ids[0, :count].copy_(tokens_of(feeds, device))
-        self._tiles.refill(packing.segments, self._places(packing.positions, packing.slots))
+        count, fed, there = len(packing.positions), FedTokens.of(feeds), self._there
+        numbers = self._numbered()
+        numbers[[_TOKENS, _POSITIONS, _SLOTS], :count] = fed.known, packing.positions, packing.slots
+        parts = {_ROWS: packing.rows, _STATES: packing.states}
+        for part, own in (parts | {_DRAWN: fed.slots, _AMONG: fed.indices}).items():
+            numbers[part, : len(own)] = own
+        self._tiles.refill(packing.segments, numbers)
+        if (step := fed.step) is not None:
+            there[_TOKENS, :count].copy_(step)
+        elif fed.steps:
+            drawn = len(fed.slots)
+            fed.fill(there[_TOKENS], there[_DRAWN, :drawn], there[_AMONG, :drawn])
         self._replay()
-        rows, states = packing.wanted(device), packing.wanted_states(device)
         logits, kept = self.output.logits, self.output.states
+        rows = there[_ROWS, : len(packing.rows)]
+        states = there[_STATES, : len(packing.states)] if packing.states else None
         return PassOutput(
-            logits[:count].clone() if rows is None else logits.index_select(0, rows),
+            logits[:count].clone() if len(rows) == count else logits.index_select(0, rows),
             None if kept is None or states is None else kept.index_select(0, states),
         )
 
-    def _places(self, positions: Sequence[int], slots: Sequence[int]) -> np.ndarray:
-        """[2, rows] of tokens, and of spare rows."""
-        places = np.zeros((2, self.room.rows), np.int64)
-        places[1] = self._scratch
-        places[:, : len(slots)] = positions, slots
-        return places
+    def _numbered(self) -> np.ndarray:
+        """[_NUMBERS, rows] for a batch of spare rows alone."""
+        numbers = np.zeros((_NUMBERS, self.room.rows), np.int64)
+        numbers[_SLOTS] = self._scratch
+        return numbers
 
 
 def _pairs(ours: PassOutput, theirs: PassOutput) -> Iterator[tuple[Tensor, Tensor]]:

@@ -294,9 +294,9 @@ def test_captured_passes_stay_on_the_device(
 
 
 class Transfers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes that go from the host to the device."""
+    """Counts the bytes that go from the host to the device, and the copies."""
 
-    sent = 0
+    sent = copies = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -307,7 +307,37 @@ class Transfers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             source = args[place]
             if (source.device.type, found.device.type) == ("cpu", "cuda"):
                 self.sent += source.nbytes
+                self.copies += 1
         return found
+
+
+@pytest.mark.parametrize("drawn", ["none", "one step's", "two steps'"])
+def test_what_a_replay_is_told_comes_by_one_copy(
+    host: Host, monkeypatch: pytest.MonkeyPatch, drawn: str
+) -> None:
+    """Tokens, places, what is seen, and which rows are wanted."""
+    monkeypatch.setattr(graph, "capture", Recorder())
+    monkeypatch.setattr(graph, "_check", lambda *_: None)  # which compares numbers
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    decoder = decoder_on_device(copy.deepcopy(GEMMA), states_of="1,last")
+    decoder._backends.current.windows = (4, None)
+    graph.capture_passes(decoder._backends.current, 16, 100)
+    caches = [cache for cache in (decoder.reserve(60), decoder.reserve(60)) if cache]
+    steps = [Draws(torch.ones(2, dtype=torch.int64, device="cuda"), None) for _ in range(2)]  # type: ignore[arg-type]
+    feeds = []
+    for row, cache in enumerate(caches):
+        cache.length = 20 + row
+        tokens: list[Any] = [1, 2, 3]
+        if drawn != "none":
+            tokens[1] = DrawnToken(steps[0], row)
+        if drawn == "two steps'":
+            tokens[2] = DrawnToken(steps[1], row)
+        feeds.append(Feed(cache, tokens, 2, (0, 1), states=1))
+    with Transfers() as transfers:  # type: ignore[no-untyped-call]
+        output = decoder.forward(feeds)
+    assert transfers.copies == 1
+    assert output.states is not None
+    assert (len(output.logits), len(output.states)) == (4, 2)
 
 
 def test_what_a_replay_sends_does_not_grow_with_the_longest_text(
