@@ -64,7 +64,14 @@ def load_decoder(
     if beside:
         options = replace(options, at_most=beside.positions, threads=None)
     decoder = Decoder(read_checkpoint(source), options)
-    _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
+    each = decoder.pool.bytes_per_position
+    _log.info(
+        "KV cache",
+        bytes=decoder.positions * each,
+        tokens=decoder.positions,
+        bytes_a_token=each,
+        longest_text=max_length(decoder, settings),
+    )
     prepare(decoder, settings, f"{decoder.about.name}: " if beside else "")
     return decoder
 
