@@ -174,7 +174,8 @@ class ModelSettings(ServiceSettings):
         ge=0,
         description="tokens that the KV cache holds for all sequences together; 0 takes"
         " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory if"
-        " that is less; with MAX_LENGTH=0, 4,096 for each sequence",
+        " that is less; with MAX_LENGTH=0, 4,096 for each sequence, and room for one of the"
+        " model's longest",
     )
     prefix_cache: bool = Field(
         True,

@@ -134,9 +134,9 @@ class Session:
             if size.gamma and not self._by_target:
                 self._record.counts.undrafted_rounds += drafted is None
                 return await self._target.decide(drafted)
-        if self._by_target and self._own_size is None:
-            size = DraftSize(0)  # the text is too long for it
-        elif self._by_target and self._own_size is not None:
+        if self._own_size is None:
+            size = DraftSize(0) if self._by_target else size  # the text is too long for the target
+        elif self._by_target:
             sizes = self._generation.sizes  # the target itself drafts less at the text's end
             size = sizes[0] if len(sizes) == 1 else size
             if size is not self._sized[0]:

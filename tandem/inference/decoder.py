@@ -39,8 +39,8 @@ class DecoderOptions:
     """How a decoder computes, and how much it holds of its sequences.
 
     Attributes:
-        cache_tokens: positions that all sequences may hold together; 0 takes the smaller of
-            `at_most` and what fits into half of the free memory.
+        cache_tokens: positions that all sequences may hold together; 0 takes `at_most`, or more for
+            one of the longest sequence, as far as that fits into half of the free memory.
         at_most: see `cache_tokens`.
         threads: of this process, from the settings; None leaves them unchanged.
         engine: what computes the pass; see `choose_backend`.
@@ -106,7 +106,7 @@ class Decoder(Model):
                 self.device,
                 backend.pool.bytes_per_position,
                 options.cache_tokens,
-                options.at_most,
+                max(options.at_most, min(options.longest, self.about.max_length)),
             )
             try:
                 for each in filter(None, (backend, choice.for_trees)):

@@ -62,7 +62,8 @@ def load_decoder(
         StartupError: one sentence on what is missing, broken or too large.
     """
     if beside:
-        options = replace(options, at_most=beside.positions, threads=None)
+        longest = min(options.longest, beside.positions)
+        options = replace(options, at_most=beside.positions, longest=longest, threads=None)
     decoder = Decoder(read_checkpoint(source), options)
     each = decoder.pool.bytes_per_position
     _log.info(

@@ -94,9 +94,9 @@ def drawn_on(
     asked = kernels.asked_of(range(len(asks)), size, [ask.sampling for ask in asks], 1)
     asked[:, kernels.SIZE] = [min(ask.vocab_size, size) for ask in asks]
     each = np.repeat(asked[None], steps, 0)
+    each[:, :, kernels.DIGITS :] = digits
     found: list[list[DrawnToken]] = [[] for _ in asks]
     while len(found[0]) < steps:
-        each[:, :, kernels.DIGITS :] = digits
         feeds = [
             Feed(ask.feed.cache, own[-1] if own else first, 1)
             for ask, own, first in zip(asks, found, firsts, strict=True)
@@ -104,11 +104,10 @@ def drawn_on(
         packed = scorer.draw_on(feeds, each[len(found[0]) :])
         if packed is None:
             break
-        count = len(asks)
-        tokens, rows = kernels.parts_of(packed.flatten(0, 1), 1)
-        drawn = Draws(tokens, rows, packed=packed.flatten(0, 1))
+        together = packed.flatten(0, 1)
+        drawn = Draws(*kernels.parts_of(together, 1), packed=together)
         for row, own in enumerate(found):
-            own += [DrawnToken(drawn, step * count + row) for step in range(len(packed))]
+            own += [DrawnToken(drawn, at) for at in range(row, len(together), len(asks))]
     return found
 
 

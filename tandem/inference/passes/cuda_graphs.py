@@ -111,8 +111,12 @@ class Graph:
         count, fed, there = len(packing.positions), FedTokens.of(feeds), self._there
         numbers = self._numbered()
         numbers[[_TOKENS, _POSITIONS, _SLOTS], :count] = fed.known, packing.positions, packing.slots
-        parts = {_ROWS: packing.rows, _STATES: packing.states}
-        for part, own in (parts | {_DRAWN: fed.slots, _AMONG: fed.indices}).items():
+        for part, own in (
+            (_ROWS, packing.rows),
+            (_STATES, packing.states),
+            (_DRAWN, fed.slots),
+            (_AMONG, fed.indices),
+        ):
             numbers[part, : len(own)] = own
         self._tiles.refill(packing.segments, numbers)
         if (step := fed.step) is not None:

@@ -192,6 +192,6 @@ def _cache_size(options: VllmOptions, dtype: str, config: Any) -> tuple[dict[str
     numbers: int = 2 * config.num_hidden_layers * max(heads // options.tensor_parallel, 1) * width
     each: int = numbers * getattr(torch, dtype).itemsize
     each_text = options.max_length if options.max_length < ANY_LENGTH else TOKENS_EACH
-    at_most = options.max_sequences * each_text
+    at_most = max(options.max_sequences * each_text, min(options.max_length, max_positions(config)))
     positions = cache_size(device, each, options.cache_tokens, at_most)
     return {"kv_cache_memory_bytes": (-(-positions // block) + 1) * block * each}, positions

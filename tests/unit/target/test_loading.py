@@ -102,6 +102,14 @@ def test_memory_that_does_not_hold_both_is_refused(
         loaded(random_pair, drafts="model", cache_tokens=0)
 
 
+def test_one_sequence_may_be_as_long_as_the_model_however_few_there_are(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.settings.TOKENS_EACH", 100)
+    found = loaded(random_pair, max_length=0, cache_tokens=0)
+    assert found.info.max_length == found.info.cache_tokens == 512
+
+
 @pytest.mark.parametrize(("cache_tokens", "length"), [(0, 512), (100, 100), (1000, 512)])
 def test_a_sequence_may_be_as_long_as_the_model_and_the_cache(
     random_pair: tuple[Path, Path], cache_tokens: int, length: int
