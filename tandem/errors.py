@@ -11,6 +11,7 @@ TandemError
 ├── Unavailable        the service, or one it needs, is not there; another may be
 │   └── DrafterLost    the drafter of a text that cannot go on without it
 ├── IdleTimeout        a stream without a message for too long
+├── OutOfRoom          a sequence was given back, for its memory was needed
 ├── DeadlineExceeded   the request's deadline passed
 ├── EngineFailure      the model or the device failed
 ├── PeerFailure        a service we need failed, or broke the contract
@@ -71,6 +72,15 @@ class SequenceIdled(Unavailable):
 
 class DrafterLost(Unavailable):
     """The drafter failed, of a text whose rule needs every draft of it."""
+
+
+class SequenceGivenBack(SequenceIdled):
+    """A service ended a sequence of ours for its memory, before it began the step it was asked for;
+    the text goes on where it is, as soon as there is room."""
+
+
+class OutOfRoom(TandemError):
+    """An older sequence needed the memory of this one."""
 
 
 class IdleTimeout(TandemError):

@@ -177,6 +177,15 @@ class ModelSettings(ServiceSettings):
         " that is less; with MAX_LENGTH=0, 4,096 for each sequence, and room for one of the"
         " model's longest",
     )
+    overcommit: float = Field(
+        1.0,
+        ge=1,
+        le=100,
+        description="how many times the KV cache is promised to sequences. With 1 each holds room"
+        " for all of its new tokens, and nothing can run out. With more, sequences take room as"
+        " they grow, so that more texts run at once where most end early; where no room is left,"
+        " the text that opened last is given back, and goes on as soon as there is room",
+    )
     prefix_cache: bool = Field(
         True,
         description="whether prompts that begin alike are computed once: what sequences have"

@@ -103,15 +103,18 @@ def cache_of(sequence: TargetSequence) -> SequenceCache:
     return cache
 
 
-def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decision | None]:
+def open_(
+    scorer: Scorer, sequence: TargetSequence, round_: int, *, resumes: bool = False
+) -> Steps[Decision | None]:
     """Compute the prompt and draw the first token, a round without a draft.
 
     What is found of the prompt is not computed, unless its states or log probabilities are wanted.
-    With a carry no token is drawn: the rule needs a draft at the next position.
+    No token is drawn with a carry, since the rule needs a draft at the next position; nor where the
+    text `resumes` between two rounds.
     """
     prompt, cache, salt = sequence.token_ids, cache_of(sequence), sequence.request.salt
     sequence.length = len(prompt)
-    if sequence.carry is not None:
+    if sequence.carry is not None or resumes:
         *before, sequence.last_token = prompt
         if before:
             yield Take(scorer, Feed(cache, before[cache.adopt(before, salt) :], 0))

@@ -93,10 +93,13 @@ class VerifiedSequence(
         self._gamma = request.gamma
         self._end = sequence.request.end
         prompt_tokens = len(sequence.token_ids)
-        steps = rounds.open_(self._scorer, sequence, request.first_round)
-        decision, times = await self._engine.open(
-            sequence, steps, self._end, self.request_id, traced
+        steps = rounds.open_(self._scorer, sequence, request.first_round, resumes=request.resumes)
+        room = self._room(
+            prompt_tokens,
+            in_full=request.in_full or sequence.request.rule.needs_every_draft,
+            first=request.in_full,
         )
+        decision, times = await self._engine.open(sequence, steps, room, self.request_id, traced)
         self._progress = Progress(sequence.length, request.first_round)
         dead_end = self._ended = decision is not None and decision.dead_end
         opened = target_pb2.OpenedSequence(
@@ -133,6 +136,8 @@ class VerifiedSequence(
         rule = rule_from(request, self._rules)
         if request.max_new_tokens < 1:
             raise InvalidRequest("open.max_new_tokens must be at least 1")
+        if request.resumes and not request.emitted_tokens:
+            raise InvalidRequest("open.resumes needs emitted_tokens: a text begins with a token")
         if len(token_ids) + request.max_new_tokens > self._max_length:
             raise InvalidRequest(
                 f"open.max_new_tokens: {len(token_ids)} prompt tokens and"

@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         "orchestrator: a lost round's numbers are used again",
         "orchestrator/text/target_failover.py",
-        "            await self._replace(lost)\n            self.round += 1\n",
-        "            await self._replace(lost)\n",
+        "            if not self._resumes:\n                self.round += 1\n            opened",
+        "            opened",
         (_SUCCESSION,),
     ),
     Mutant(

@@ -90,7 +90,8 @@ class TextParts:
 
     def _drafters_prompt(self) -> Prompt:
         """What opens a sequence on a drafter, which may hold less of the text than its target."""
-        prompt, held = self.target.prompt, self._generation.drafter_holds
+        prompt = replace(self.target.prompt, in_full=self._waits)
+        held = self._generation.drafter_holds
         if held is None:
             return prompt
         left = held - len(prompt.token_ids)

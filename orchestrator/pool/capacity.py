@@ -12,7 +12,8 @@ class TargetCapacity:
 
     Attributes:
         texts: at once.
-        tokens: of them all, prompts and what follows; infinite where none says.
+        tokens: of them all, prompts and what follows, as far as targets promise room for them;
+            infinite where none says.
         longest: tokens of one text, on the target that can hold the most.
     """
 

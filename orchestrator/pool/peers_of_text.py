@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -13,7 +14,15 @@ from orchestrator.pool.pool import ReplicaPool
 from orchestrator.pool.prefixes import Prefix
 from orchestrator.pool.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
-from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
+from tandem.errors import (
+    DrafterLost,
+    Exhausted,
+    OutOfTime,
+    SequenceGivenBack,
+    SequenceIdled,
+    TandemError,
+    Unavailable,
+)
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.replicas.compatibility import Capabilities
 from tandem.peers.replicas.drafter_of_text import DrafterOfText, counting_on
@@ -23,6 +32,10 @@ from tandem.peers.text.record import TextRecord
 
 # Of one text. Whatever loses its target so often may be the text itself.
 _MOST_REPLACEMENTS = 16
+# Between two attempts to open a text where a target has no room for it: it has waited there too.
+_ROOM_SECONDS = 0.1
+# A text without a deadline waits no longer for room: others, which have it, have ended by then.
+_MOST_ROOM_SECONDS = 600.0
 
 
 class PeersOfText:
@@ -66,6 +79,7 @@ class PeersOfText:
         self._target: Replica[TargetClient] | None = None
         self._left: dict[tuple[Replica[TargetClient], int], float] = {}
         self._replacements = 0
+        self._short_since: float | None = None  # when it began to wait for room
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +109,10 @@ class PeersOfText:
     async def next_target(self, lost: TandemError) -> TextTarget:
         """See `TextPeers`."""
         assert self._target is not None
+        if isinstance(lost, SequenceGivenBack):
+            self._record.note_given_back()
+        if isinstance(lost, SequenceGivenBack) or self._is_short(lost):
+            return await self._target_with_room(lost)
         seconds = 0.0  # one without room is no reason to wait for others
         if isinstance(lost, Unavailable):
             seconds = self._failover_seconds
@@ -111,6 +129,41 @@ class PeersOfText:
             seconds = min(seconds, left)
         replica = await self._pool.next_target(
             self._capabilities, self._left, seconds, self._prefix
+        )
+        if replica is None:
+            raise lost
+        return self._target_on(replica)
+
+    def _is_short(self, lost: TandemError) -> bool:
+        """Whether a target refuses the text for room that it has promised to others, which will not
+        need all of it."""
+        assert self._target is not None
+        return isinstance(lost, Exhausted) and self._target.reply.info.overcommit > 1
+
+    async def _target_with_room(self, lost: TandemError) -> TextTarget:
+        """A target to ask for room: the same or another one. The text has not failed, and neither
+        has any target, so that no budget is touched; a text waits as long as its caller does.
+
+        Raises:
+            TandemError: that, where it took too long.
+        """
+        self._targets.close()
+        if isinstance(lost, SequenceGivenBack) or self._short_since is None:
+            self._short_since = time.monotonic()
+        else:
+            await asyncio.sleep(_ROOM_SECONDS)
+        waited = time.monotonic() - self._short_since
+        left = self._remaining
+        if waited > _MOST_ROOM_SECONDS or left == 0:
+            raise Exhausted(
+                f"no target had room for the text for {waited:.0f} s; try again later",
+                retry_seconds=1.0,
+            ) from lost
+        replica = await self._pool.next_target(
+            self._capabilities,
+            self._left,
+            self._failover_seconds if left is None else min(self._failover_seconds, left),
+            self._prefix,
         )
         if replica is None:
             raise lost

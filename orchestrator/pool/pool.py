@@ -232,8 +232,10 @@ class ReplicaPool:
         targets = self._agreed.targets
         if not targets:
             return TargetCapacity(sys.maxsize)
-        tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
-        return TargetCapacity(sum(target.slots for target in targets), sum(tokens), max(tokens))
+        told = [target.reply.info for target in targets]
+        tokens = [info.cache_tokens or math.inf for info in told]
+        promised = sum(info.cache_tokens * max(info.overcommit, 1) or math.inf for info in told)
+        return TargetCapacity(sum(target.slots for target in targets), promised, max(tokens))
 
     async def next_target(
         self, capabilities: Capabilities, left: Left, seconds: float, prefix: Prefix | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from tandem.errors import Exhausted, Unavailable
+from tandem.errors import Exhausted, SequenceGivenBack, Unavailable
 from tandem.peers.text.contracts import DraftReply, Prompt, TextPeers, TextTarget, VerdictReply
 from tandem.peers.text.values import Generation
 from tandem.rpc.status import notes_of
@@ -24,6 +24,8 @@ _log = structlog.get_logger(__name__)
 _AHEAD_NS = 30e6
 _LEAST_AHEAD = 2
 _PLAIN = DraftSize(0)
+# A text that was given back as often waits until it has room to its end, and stays.
+_MOST_GIVEN_BACK = 3
 
 
 class TargetWithFailover:
@@ -34,6 +36,9 @@ class TargetWithFailover:
     may have decided was never seen: its round counts for nothing, and its number is not used
     again. A target that fails with anything else is not replaced, since that may be the draft's
     fault, and a draft that is left out for what it holds would bias the text.
+
+    A target that gives the text back for its memory has decided nothing of the round: the same
+    round, with the same draft, is decided where the text is opened again, as if it had stayed.
 
     Attributes:
         round: number of the last round.
@@ -64,6 +69,8 @@ class TargetWithFailover:
         self._peers = peers
         self._vocab_size = vocab_size
         self._emitted = list(generation.received_ids)
+        self._given_back = 0
+        self._resumes = False  # the round that is on was given back, and is still to be decided
         self._carry: Any = None
         self._target: TextTarget
 
@@ -88,6 +95,7 @@ class TargetWithFailover:
             emitted_tokens=len(emitted),
             log_probs=self._log_probs,
             cache_salt=generation.cache_salt,
+            in_full=self._given_back >= _MOST_GIVEN_BACK,
         )
 
     @property
@@ -171,7 +179,8 @@ class TargetWithFailover:
             drafted, decided = await self._target.next_round(self.round, self.length)
         except Unavailable as lost:
             # Those behind it may have been decided, and their numbers with them.
-            self.round += self.ahead
+            if not isinstance(lost, SequenceGivenBack):
+                self.round += self.ahead
             self.ahead = 0
 
             async def once() -> tuple[DraftReply | None, VerdictReply]:
@@ -200,39 +209,49 @@ class TargetWithFailover:
         lost: Unavailable,
         owed: Callable[[], Awaitable[tuple[DraftReply | None, VerdictReply]]],
     ) -> tuple[DraftReply | None, VerdictReply]:
-        """Open another target, which draws a token.
+        """Open another target, which draws a token; or the same or another one, which does the
+        round that was given back.
 
         Args:
             lost: why.
             owed: does the round that is needed in its place, where the carry modifies the next
-                position.
+                position or the text resumes.
         """
         while True:
+            self._resumes = isinstance(lost, SequenceGivenBack)
             await self._replace(lost)
-            self.round += 1
+            if not self._resumes:
+                self.round += 1
             opened = await self._open_any()
             if opened is not None:
                 return None, opened
-            self.round += 1
+            if not self._resumes:
+                self.round += 1
             try:
                 return await owed()
             except Unavailable as again:
                 lost = again
 
     async def _open_any(self) -> VerdictReply | None:
-        """Open the target, or the next one that can be."""
+        """Open the target, or the next one that can be. A target of an earlier release cannot
+        resume: it draws a token in place of the round, under that one's number."""
         rule = self._generation.rule
         sizes = self._generation.sizes
         gamma = sizes[0].gamma if rule.needs_every_draft else 0
         size = DraftSize(gamma, self._generation.most_nodes)
         while True:
+            prompt = self.prompt
+            self._resumes = self._resumes and self._target.resumes
+            if self._resumes:
+                prompt = replace(prompt, first_round=self.round - 1, resumes=True)
             try:
-                return await self._target.open(self.prompt, rule.name, size, self._carry)
+                return await self._target.open(prompt, rule.name, size, self._carry)
             except (Unavailable, Exhausted) as lost:  # nothing was emitted of it
                 await self._replace(lost)
 
     async def _replace(self, lost: Unavailable | Exhausted) -> None:
         self._target.cancel()
+        self._given_back += isinstance(lost, SequenceGivenBack)
         self._target = await self._peers.next_target(lost)
         _log.warning("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
 

@@ -13,6 +13,11 @@ from tandem.errors import Exhausted, InvalidRequest, Unavailable
 
 # Between two calls of `make_room` while a sequence waits, which may be for a second only.
 _LOOK_SECONDS = 0.1
+# Positions that are left free for each open sequence when another one opens: else those would need
+# its memory at once.
+_HEADROOM = 64
+# How long a sequence waits that goes before all others: running ones have to end first.
+_FIRST_SECONDS = 30.0
 
 
 class AdmittedSequence(Protocol):
@@ -38,18 +43,40 @@ class AdmissionLimits:
         max_sequences: open at once.
         max_waiting: that wait for a slot or for room.
         wait_seconds: that each of them waits at most.
+        overcommit: positions that are promised to sequences, over those that there are. With more
+            than 1, sequences may run out of room, and the youngest is given back.
     """
 
     max_sequences: int
     max_waiting: int
     wait_seconds: float
+    overcommit: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoomWanted:
+    """What a sequence needs of each pool; the nodes of its drafts come on top.
+
+    Attributes:
+        capacity: positions that it may grow to.
+        least: positions that it can begin with; None where it has to have all from the start, and
+            then it is never given back.
+        first: whether it goes before those that wait, and waits longer.
+    """
+
+    capacity: int
+    least: int | None = None
+    first: bool = False
 
 
 class Admission:
-    """First come, first served; memory is reserved in full before a sequence is open, so that
-    none runs out of it midway. Lives on the event loop, but for `reclaim`.
+    """First come, first served; memory is promised before a sequence is open. Unless more may be
+    promised than there is, a sequence gets all of it at once, so that none runs out of it midway.
+    Lives on the event loop, but for `reclaim`.
 
     Attributes:
+        opened: sequences since the start.
+        promised: positions of each pool, to all that are open.
         make_room: called now and then while somebody waits, to have one sequence end that does
             not use its slot, if there is any.
 
@@ -61,11 +88,12 @@ class Admission:
     def __init__(self, pools: Sequence[Memory], limits: AdmissionLimits) -> None:
         self.limits = limits
         self._pools = tuple(pools)
-        self._open: set[AdmittedSequence] = set()
-        self._waiting: OrderedDict[AdmittedSequence, tuple[int, asyncio.Future[None]]] = (
+        # With what each was promised.
+        self._open: dict[AdmittedSequence, int] = {}
+        self._waiting: OrderedDict[AdmittedSequence, tuple[RoomWanted, asyncio.Future[None]]] = (
             OrderedDict()
         )
-        self.opened = 0
+        self.opened = self.promised = 0
         self.make_room: Callable[[], None] = lambda: None
         # Released, and not reclaimed yet: room that is on its way.
         self._leaving: set[AdmittedSequence] = set()
@@ -83,9 +111,28 @@ class Admission:
         """Sequences that wait for a slot, or for room."""
         return len(self._waiting)
 
-    async def admit(self, sequence: AdmittedSequence, capacity: int) -> None:
-        """Give a sequence a slot and `capacity` positions of each pool, or wait for them; beside
-        them positions for the nodes of its drafts.
+    @property
+    def promises(self) -> int:
+        """Positions of each pool that may be promised in all; 0 where no pool bounds them."""
+        return int(self._positions * self.limits.overcommit)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that would not have to wait for memory; 0 where nothing
+        is held."""
+        if self.limits.overcommit > 1:
+            return min(self.promises - self.promised, self._positions)
+        return min([pool.longest_free for pool in self._pools if pool.positions], default=0)
+
+    @property
+    def _positions(self) -> int:
+        return min([pool.positions for pool in self._pools if pool.positions], default=0)
+
+    async def admit(self, sequence: AdmittedSequence, room: RoomWanted) -> bool:
+        """Give a sequence a slot and room in each pool, or wait for them.
+
+        Returns:
+            Whether it holds less than it was promised, and may be given back.
 
         Raises:
             InvalidRequest: it could never fit.
@@ -94,27 +141,32 @@ class Admission:
         """
         if self._closed:
             raise Unavailable(self._closed)
-        capacity += sequence.nodes
-        holding = [pool.positions for pool in self._pools if pool.positions]
-        positions = min(holding, default=capacity)
-        if capacity > positions:
+        limits, capacity = self.limits, room.capacity + sequence.nodes
+        if capacity > (self._positions or capacity):
             raise InvalidRequest(
                 f"open.max_new_tokens: the sequence needs {capacity} positions of the KV cache,"
-                f" which has {positions}"
+                f" which has {self._positions}"
             )
-        if not self._waiting and self._try(sequence, capacity):
-            return
-        limits = self.limits
+        least = capacity
+        if room.least is not None and limits.overcommit > 1:
+            least = min(room.least + sequence.nodes, capacity)
+        room = RoomWanted(capacity, least, room.first)
+        if (room.first or not self._waiting) and self._try(sequence, room):
+            return least < capacity
         if len(self._waiting) >= limits.max_waiting:
             raise Exhausted(
                 f"all {limits.max_sequences} sequences are taken or the KV cache is full, and"
                 f" {len(self._waiting)} others wait; try another replica, or later"
             )
         granted = asyncio.get_running_loop().create_future()
-        self._waiting[sequence] = (capacity, granted)
+        self._waiting[sequence] = (room, granted)
+        seconds = limits.wait_seconds
+        if room.first:
+            self._waiting.move_to_end(sequence, last=False)
+            seconds = max(seconds, _FIRST_SECONDS)
         self._look_for_room()
         try:
-            async with asyncio.timeout(limits.wait_seconds):
+            async with asyncio.timeout(seconds):
                 await granted
         except BaseException as error:
             # It may have been granted in the very moment in which it gave up.
@@ -124,18 +176,19 @@ class Admission:
                 raise
             raise Exhausted(
                 f"all {limits.max_sequences} sequences are taken or the KV cache is full, for"
-                f" more than {limits.wait_seconds:g} s; try another replica, or later"
+                f" more than {seconds:g} s; try another replica, or later"
             ) from None
         finally:
             self._waiting.pop(sequence, None)
             # Those behind a large one that gave up may fit.
             self.admit_waiting()
+        return least < capacity
 
     def release(self, sequence: AdmittedSequence) -> bool:
         """Give the slot back; its memory stays reserved until `reclaim`. False if it had none."""
         if sequence not in self._open:
             return False
-        self._open.discard(sequence)
+        self.promised -= self._open.pop(sequence)
         self._leaving.add(sequence)
         return True
 
@@ -158,10 +211,10 @@ class Admission:
 
     def admit_waiting(self) -> None:
         """Admit those who wait, in their order, as long as they fit."""
-        for sequence, (capacity, granted) in list(self._waiting.items()):
+        for sequence, (room, granted) in list(self._waiting.items()):
             if granted.done():
                 continue
-            if not self._try(sequence, capacity):
+            if not self._try(sequence, room):
                 return
             granted.set_result(None)
 
@@ -172,18 +225,32 @@ class Admission:
             if not granted.done():
                 granted.set_exception(Unavailable(reason))
 
-    def _try(self, sequence: AdmittedSequence, capacity: int) -> bool:
+    def _try(self, sequence: AdmittedSequence, room: RoomWanted) -> bool:
         if len(self._open) >= self.limits.max_sequences:
+            return False
+        if not self._may_promise(room):
             return False
         caches: list[Any] = []
         for pool in self._pools:
-            cache = pool.reserve(capacity, sequence.nodes)
+            cache = pool.reserve(room.capacity, sequence.nodes, room.least)
             if cache is None:
                 for other, reserved in zip(self._pools, caches, strict=False):
                     other.release(reserved)
                 return False
             caches.append(cache)
         sequence.caches = caches
-        self._open.add(sequence)
+        self._open[sequence] = room.capacity
+        self.promised += room.capacity
         self.opened += 1
         return True
+
+    def _may_promise(self, room: RoomWanted) -> bool:
+        """Whether a sequence may have its promise now. Where all is held at once, the pools
+        themselves bound it."""
+        if self.limits.overcommit <= 1 or not self._open or not self._positions:
+            return True
+        if self.promised + room.capacity > self.promises:
+            return False
+        least = room.capacity if room.least is None else room.least
+        left = min(pool.free_positions for pool in self._pools if pool.positions) - least
+        return least == room.capacity or left >= _HEADROOM * len(self._open)

@@ -13,9 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from tandem.engine.admission import Admission, AdmittedSequence
+from tandem.engine.admission import Admission, AdmittedSequence, RoomWanted
 from tandem.engine.asks import Steps
 from tandem.engine.gathering import Gathering
+from tandem.engine.growing import GrowingSequences
 from tandem.engine.job import Job, JobReport
 from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
@@ -71,6 +72,8 @@ class Engine:
         on_device_lost: called on the event loop when the device answers no more.
         on_answered: called there with the times of results, when those who wait for them have
             them.
+        on_given_back: called in the engine's thread with the number of sequences whose memory older
+            ones took.
         on_step: called in the engine's thread with the number of jobs that share a step, unless
             no task waits for it.
 
@@ -87,12 +90,14 @@ class Engine:
         self.admission = admission
         self.on_device_lost: Callable[[], None] = lambda: None
         self.on_answered: Callable[[Sequence[Answered]], None] = lambda _: None
+        self.on_given_back: Callable[[int], None] = lambda sequences: None
         self.on_step: Callable[[int], None] = lambda jobs: None
         self._stepper = stepper
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: list[Job[Any]] = []  # the engine thread's, as are the next two
         self._gathering: Gathering[AdmittedSequence] = Gathering()
+        self._growing = GrowingSequences(admission.reclaim)
         self._step_seconds = 0.0
         # Reports that are not told yet, of jobs that go on; and steps since reports were last told.
         self._untold: list[tuple[Job[Any], Sequence[JobReport]]] = []
@@ -133,7 +138,7 @@ class Engine:
         self,
         sequence: AdmittedSequence,
         steps: Steps[T],
-        capacity: int,
+        room: RoomWanted,
         request_id: str = "",
         traced: SpanIds | None = None,
     ) -> tuple[T, StageTimes]:
@@ -142,12 +147,13 @@ class Engine:
         Raises:
             InvalidRequest: it could never fit.
             Exhausted: no room, and too many wait already or it waited for too long.
+            OutOfRoom: older sequences took its memory.
             Unavailable, TandemError: as `run`.
         """
         job = Job(sequence, steps, request_id, traced)
         job.arrive()
         job.opens = True
-        await self.admission.admit(sequence, capacity)
+        job.grows = await self.admission.admit(sequence, room)
         return await self._run_job(job)
 
     async def run(
@@ -169,6 +175,7 @@ class Engine:
 
         Raises:
             Unavailable: the engine is stopping, or its device is gone.
+            OutOfRoom: older sequences took the sequence's memory.
             TandemError: as the steps failed.
         """
         job = Job(sequence, steps, request_id, traced)
@@ -230,7 +237,11 @@ class Engine:
             self._gather()
             self._jobs = _going_on(self._jobs)
             opened = self.admission.open_sequences
-            if batch := select(self._jobs, opened, self._limits, self._saved):
+            batch = select(self._jobs, opened, self._limits, self._saved)
+            given_back = self._growing.make_room(batch)
+            if given_back is not None:
+                self._end_given_back(len(given_back))
+            elif batch:
                 if self._saved < self._most_saved or any(job.opening for job in batch):
                     self._saved = saved_behind(batch, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
@@ -256,6 +267,13 @@ class Engine:
             if job.over:  # given up on the way; its sequence may be gone
                 job.steps.close()
                 continue
+            if refusal := self._growing.refusal(job.sequence):
+                job.steps.close()
+                job.end(refusal)
+                through.append(job)
+                continue
+            if job.grows:
+                self._growing.begin(job.sequence)
             if not job.idle:
                 self._gathering.come(job.sequence, job.arrived_ns / 1e9)
             taken_ns = time.perf_counter_ns()
@@ -287,10 +305,30 @@ class Engine:
         while not self._released.empty():
             sequence = self._released.get()
             self._gathering.drop(sequence)
-            self.admission.reclaim(sequence)
+            if self._growing.end(sequence):
+                self.admission.reclaim(sequence)
             reclaimed = True
         if reclaimed:
             self._on_loop(self.admission.admit_waiting)
+
+    def _end_given_back(self, sequences: int) -> None:
+        """End the jobs of sequences that were given back, behind what they have reported.
+
+        Args:
+            sequences: that were.
+        """
+        self._tell()
+        ended = []
+        for job in self._jobs:
+            if refusal := self._growing.refusal(job.sequence):
+                job.end(refusal)
+            if job.over:
+                ended.append(job)
+        self._jobs = _going_on(self._jobs)
+        if sequences:
+            _log.info("sequences given back for memory", count=sequences)
+            self.on_given_back(sequences)
+        self._leave(ended, time.perf_counter())
 
     def _guarded_step(self, jobs: Sequence[Job[Any]], gathering_ns: int) -> None:
         """A failure of the model ends this batch, and no other sequence."""

@@ -40,6 +40,7 @@ class Job(Generic[T]):
         ask: what it waits for.
         chunk: prompt tokens that the step at hand takes.
         opens: whether it is its sequence's first.
+        grows: whether that sequence holds less memory than it was promised.
         idle: whether no text waits for it: it is computed where nothing else is to be.
         on_report: takes each result that comes before the end, on the event loop.
         result: what the steps returned.
@@ -58,6 +59,7 @@ class Job(Generic[T]):
     ask: Ask | None = None
     chunk: int = 0
     opens: bool = False
+    grows: bool = False
     idle: bool = False
     on_report: Callable[[Any, StageTimes], None] | None = None
     result: T | None = None

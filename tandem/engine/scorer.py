@@ -65,12 +65,21 @@ class Memory(Protocol):
     def positions(self) -> int:
         """That all sequences may hold together; 0 where it holds nothing."""
 
-    def reserve(self, capacity: int, nodes: int = 0) -> Any:
+    @property
+    def free_positions(self) -> int:
+        """That no sequence holds."""
+
+    @property
+    def longest_free(self) -> int:
+        """Positions of the largest part that could be reserved now."""
+
+    def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> Any:
         """A sequence's part; None where there is no room now.
 
         Args:
-            capacity: positions, those for nodes included.
+            capacity: positions that it may grow to, those for nodes included.
             nodes: of drafts, that it may hold at once beside its text.
+            held: positions that it has from the start; None for all.
 
         Raises:
             Unsupported: the model takes no trees, and `nodes` asks for some.

@@ -195,9 +195,11 @@ class Decoder(Model):
         none. Without `trees`, this may become False when the back end changes."""
         return self._backends.takes_trees
 
-    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+    def reserve(
+        self, capacity: int, nodes: int = 0, held: int | None = None
+    ) -> SequenceCache | None:
         """Room for a sequence, see `Model`."""
-        return self._backends.reserve(capacity, nodes)
+        return self._backends.reserve(capacity, nodes, held)
 
     def release(self, cache: SequenceCache) -> None:
         """Free a sequence's room, see `Model`."""

@@ -89,13 +89,19 @@ class Model(ABC):
         """Of these, positions whose prefixes can be found."""
         return 0 if self.pool is None else int(self.pool.kept_positions)
 
+    @property
+    def longest_free(self) -> int:
+        """Positions of the largest part that a sequence could get now."""
+        return 0 if self.pool is None else int(self.pool.longest_free)
+
     @abstractmethod
-    def reserve(self, capacity: int, nodes: int = 0) -> Any:
+    def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> Any:
         """Room for a sequence; None if there is none now.
 
         Args:
             capacity: positions, including those for branch rows.
             nodes: most branch rows at a time; 0 for a sequence without branches.
+            held: positions that it has from the start, see `PositionPool.reserve`; None for all.
 
         Raises:
             Unsupported: the model takes no trees, and `nodes` asks for some.

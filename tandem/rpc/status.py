@@ -26,8 +26,10 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.Exhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.SequenceIdled: grpc.StatusCode.UNAVAILABLE,
+    errors.SequenceGivenBack: grpc.StatusCode.UNAVAILABLE,
     errors.DrafterLost: grpc.StatusCode.UNAVAILABLE,
     errors.IdleTimeout: grpc.StatusCode.ABORTED,
+    errors.OutOfRoom: grpc.StatusCode.ABORTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.OutOfTime: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
@@ -113,12 +115,17 @@ def end_of(error: errors.TandemError | None) -> common_pb2.SequenceEnd:
     if error is None:
         return common_pb2.SequenceEnd()
     code: int = code_of(error).value[0]
-    return common_pb2.SequenceEnd(code=code, sentence=errors.cut(str(error)))
+    given_back = isinstance(error, errors.OutOfRoom)
+    return common_pb2.SequenceEnd(code=code, sentence=errors.cut(str(error)), given_back=given_back)
 
 
 def ended_by_peer(role: str, address: str, end: common_pb2.SequenceEnd) -> errors.TandemError:
     """The error that a sequence's end stands for, where it was not asked for; see `from_peer`."""
-    return from_peer(role, address, _BY_NUMBER.get(end.code), end.sentence)
+    if not end.given_back:
+        return from_peer(role, address, _BY_NUMBER.get(end.code), end.sentence)
+    error = errors.SequenceGivenBack(f"the {role} has no room for the text; try again")
+    error.add_note(f"{role} {address}: {end.sentence}")
+    return error
 
 
 def from_peer(

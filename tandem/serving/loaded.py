@@ -55,6 +55,7 @@ class LoadedService:
         info = common_pb2.ModelInfo()
         info.CopyFrom(self.info)
         info.shapes_logits = True
+        info.overcommit = self.engine.admission.limits.overcommit
         write_given(info)
         if self.models:
             info.dtype, info.engine = self.models[0].dtype, self.models[0].engine

@@ -51,9 +51,11 @@ class EngineMeter:
         self._exemplar_of = instruments.exemplar_of
         self._queries = instruments.counter(metrics.PREFIX_CACHE_QUERIES, role)
         self._hits = instruments.counter(metrics.PREFIX_CACHE_HITS, role)
+        self._given_back = instruments.counter(metrics.SEQUENCES_GIVEN_BACK, role)
         self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
         engine = loaded.engine
         engine.on_answered, engine.on_step = self.answered, self.stepped
+        engine.on_given_back = self.gave_back
         admission, watch = engine.admission, instruments.watch
         watch(metrics.SEQUENCES_OPEN, lambda: admission.open_sequences, role)
         watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)
@@ -61,10 +63,16 @@ class EngineMeter:
             # Asked each time: a model that goes over to a faster pass has another cache.
             for state, read in _POSITIONS.items():
                 watch(metrics.KV_POSITIONS, partial(_sum, read, models), role, state)
+            watch(metrics.KV_PROMISED, lambda: admission.promised, role)
+            watch(metrics.KV_LONGEST, lambda: admission.longest, role)
 
     def stepped(self, sequences: int) -> None:
         """Count a pass, by the number of sequences that share it. Engine thread."""
         self._batch.observe(sequences)
+
+    def gave_back(self, sequences: int) -> None:
+        """Count sequences whose memory was needed. Engine thread."""
+        self._given_back.value += sequences
 
     def answered(self, results: Sequence[Answered]) -> None:
         """Results of jobs are on their way, each with its times. Event loop."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.admission import AdmittedSequence
+from tandem.engine.admission import AdmittedSequence, RoomWanted
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
@@ -18,6 +18,10 @@ from tandem.shaping.grammar import Grammars
 from tandem.shaping.text import ShapedText, shaped_text
 from tandem.speculation.request.shaping import Shaping
 from tandem.telemetry.logs import bind_request
+
+# Tokens that a sequence can hold behind its prompt before it has to grow, where it begins with less
+# room than it may need.
+_BEGINS_WITH = 64
 
 Q = TypeVar("Q", bound=StepRequest)
 R = TypeVar("R", bound=StepResponse)
@@ -31,6 +35,7 @@ class OpenRequest(Protocol):
     fingerprint: str
     emitted_tokens: int
     cache_salt: str
+    in_full: bool
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -77,6 +82,17 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
             raise InvalidRequest(
                 f"open.emitted_tokens must be less than the {len(request.token_ids)} of token_ids"
             )
+
+    def _room(self, prompt_tokens: int, *, in_full: bool, first: bool = False) -> RoomWanted:
+        """What the sequence needs to open.
+
+        Args:
+            prompt_tokens: that it opens with.
+            in_full: it cannot be given back.
+            first: see `RoomWanted`.
+        """
+        least = None if in_full else prompt_tokens + _BEGINS_WITH
+        return RoomWanted(self._end, least, first)
 
     def release(self) -> None:
         if hasattr(self, "_sequence"):

@@ -88,7 +88,12 @@ class EngineServicer(ABC, Generic[M, L]):
 
 def admission_limits(settings: ModelSettings) -> AdmissionLimits:
     """Bounds on what is open and what waits."""
-    return AdmissionLimits(settings.max_sequences, settings.max_waiting, settings.admission_seconds)
+    return AdmissionLimits(
+        settings.max_sequences,
+        settings.max_waiting,
+        settings.admission_seconds,
+        settings.overcommit,
+    )
 
 
 def stream_limits(settings: ModelSettings) -> StreamLimits:

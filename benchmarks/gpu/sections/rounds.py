@@ -23,7 +23,7 @@ from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.decoders.shape import ACCEPTANCE
 from tandem.drafting.decoders.tree import TreeDrafter
 from tandem.drafting.drafter import Drafter
-from tandem.engine.admission import Admission, AdmissionLimits
+from tandem.engine.admission import Admission, AdmissionLimits, RoomWanted
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
@@ -133,7 +133,9 @@ class Texts:
             )
             sequence = TargetSequence(list(ids), request, own=OwnDrafting(list(ids)))
             opening = rounds.open_(target.decoder, sequence, 0)
-            await self.engine.open(sequence, opening, shapes.capacity - self.setting.nodes)
+            await self.engine.open(
+                sequence, opening, RoomWanted(shapes.capacity - self.setting.nodes)
+            )
             return sequence
 
         self.sequences = await asyncio.gather(*(one(n) for n in range(self.setting.texts)))

@@ -120,6 +120,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         drafter_lost=summary.drafter_lost,
         cached_tokens=counts.cached_tokens.get("target", 0),
         drafter_cached_tokens=counts.cached_tokens.get("drafter", 0),
+        given_back=counts.given_back,
         stages=_stages_to(summary.times),
         effective=_effective(generation),
     )

@@ -724,6 +724,7 @@ class ModelInfo(google.protobuf.message.Message):
     SHAPES_LOGITS_FIELD_NUMBER: builtins.int
     TELLS_LOG_PROBS_FIELD_NUMBER: builtins.int
     CACHE_TOKENS_FIELD_NUMBER: builtins.int
+    OVERCOMMIT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
     protocol_version: builtins.int
@@ -805,7 +806,13 @@ class ModelInfo(google.protobuf.message.Message):
     """
     cache_tokens: builtins.int
     """cache_tokens is the most tokens that all sequences together may hold, each counted with its
-    greatest possible length; 0 if only max_sequences bounds them.
+    greatest possible length unless more is promised (overcommit); 0 if only max_sequences bounds
+    them.
+    """
+    overcommit: builtins.float
+    """overcommit: sequences are promised as many times cache_tokens in all. With more than 1 a
+    sequence gets room as it grows, and may be given back (SequenceEnd.given_back). At least 1; 0
+    is a service of an earlier release, which promises cache_tokens.
     """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -847,8 +854,9 @@ class ModelInfo(google.protobuf.message.Message):
         shapes_logits: builtins.bool = ...,
         tells_log_probs: builtins.bool = ...,
         cache_tokens: builtins.int = ...,
+        overcommit: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tells_log_probs", b"tells_log_probs", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "overcommit", b"overcommit", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tells_log_probs", b"tells_log_probs", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 
@@ -918,19 +926,27 @@ class SequenceEnd(google.protobuf.message.Message):
 
     CODE_FIELD_NUMBER: builtins.int
     SENTENCE_FIELD_NUMBER: builtins.int
+    GIVEN_BACK_FIELD_NUMBER: builtins.int
     code: builtins.int
     """code is a gRPC status code: 0 (OK) after `close`, else one of those that the method's
     comment lists, with the same meaning.
     """
     sentence: builtins.str
     """sentence says what went wrong; at most 500 characters."""
+    given_back: builtins.bool
+    """given_back: the service needed the sequence's memory for others (ABORTED). Nothing was decided
+    or drafted of the step that it was asked for last. The service has not failed: the caller opens
+    the text again where it is (target: `resumes`), and waits for room if there is none. A caller
+    that does not know this field does the same as behind an idle sequence, which is ABORTED too.
+    """
     def __init__(
         self,
         *,
         code: builtins.int = ...,
         sentence: builtins.str = ...,
+        given_back: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["code", b"code", "sentence", b"sentence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "given_back", b"given_back", "sentence", b"sentence"]) -> None: ...
 
 Global___SequenceEnd: typing_extensions.TypeAlias = SequenceEnd
 

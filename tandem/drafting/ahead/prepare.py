@@ -233,7 +233,7 @@ def _draw(drawing: Sequence[_Candidate]) -> Steps[None]:
     asks = [cast("Draw", one.ask) for one in drawing]
     scorer = asks[0].scorer
     real = cast("ForkedCache", asks[0].feed.cache).real
-    room = real.capacity - real.length - len(real.branches)
+    room = real.promised - real.used
     tokens: list[int | DrawnToken] = []
     parents: list[int] = []
     chosen: list[tuple[_Candidate, Draw, PlacedFeed]] = []

@@ -185,13 +185,17 @@ class Head(Model):
         """Of its decoder layer; None without one."""
         return self._pool
 
-    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+    def reserve(
+        self, capacity: int, nodes: int = 0, held: int | None = None
+    ) -> SequenceCache | None:
         """Room for a sequence; None if there is none now."""
         if self._pool is None:
             nowhere: Any = None
             return self.cache(nowhere, 0, capacity)
-        part = self._pool.reserve(capacity)
-        return None if part is None else self.cache(part.pool, part.start, part.capacity)
+        part = self._pool.reserve(capacity, held)
+        if part is None:
+            return None
+        return self.cache(part.pool, part.start, part.capacity, promised=part.promised)
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back."""

@@ -33,11 +33,12 @@ class SequenceCache:
     Attributes:
         pool: that it is part of.
         start: first slot of its extent; 0 where it has a table.
-        capacity: reserved positions, including scratch for branch rows.
+        capacity: positions that it holds, including scratch for branch rows.
         length: of the trunk, in positions.
         branches: branch rows that were fed since the trunk last grew.
         branch_tokens: tokens of these rows, as they were fed: ids or `DrawnToken`.
         table: numbers of its blocks of the pool, in order; None where it has an extent.
+        promised: positions that it may grow to, see `PositionPool.grow`; at least its capacity.
         salt: of the texts with which it shares its prefix; None shares nothing.
         looked_up: tokens of its prompt that were looked for.
         found: of these, the first ones, that were computed before it opened.
@@ -51,10 +52,19 @@ class SequenceCache:
     branches: Branches = NO_BRANCHES
     branch_tokens: tuple[Any, ...] = ()
     table: list[int] | None = None
+    promised: int = 0
     salt: str | None = None
     looked_up: int = 0
     found: int = 0
     blocks: list[Block] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.promised = max(self.promised, self.capacity)
+
+    @property
+    def used(self) -> int:
+        """Positions in use: of the trunk, and of branch rows."""
+        return self.length + len(self.branches)
 
     def slots(self, first: int, count: int) -> Sequence[int]:
         """Where its positions from `first` on are in the pool."""
@@ -218,9 +228,20 @@ class PositionPool(ABC):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def reserve(self, capacity: int) -> SequenceCache | None:
+    def reserve(self, capacity: int, held: int | None = None) -> SequenceCache | None:
         """A sequence's part; None if there is no room now. What is kept for nobody yields, the part
-        that was used longest ago first."""
+        that was used longest ago first.
+
+        Args:
+            capacity: positions that it may grow to.
+            held: of these, that it holds from the start; None for all, so that it never has to
+                `grow`.
+        """
+
+    @abstractmethod
+    def grow(self, cache: SequenceCache, capacity: int) -> bool:
+        """Have a part hold at least so many positions, at most what it was promised; False if there
+        is no room for them now. It must not be in a batch."""
 
     @abstractmethod
     def release(self, cache: SequenceCache) -> None:
@@ -266,6 +287,11 @@ class PositionPool(ABC):
         with self._lock:
             return self.blocks.num_kept * self.blocks.size
 
+    @property
+    @abstractmethod
+    def longest_free(self) -> int:
+        """Positions of the largest part that could be reserved now."""
+
     @abstractmethod
     def _empty(self) -> int:
         """Positions that no sequence has, and that hold nothing."""
@@ -282,7 +308,8 @@ class PositionPool(ABC):
 class Extents(PositionPool):
     """Contiguous parts of a range of positions. They never overlap; freed neighbours merge again.
 
-    Attention reads an extent in place, so a prefix that is found is copied into it.
+    Attention reads an extent in place, so a prefix that is found is copied into it, and a sequence
+    that outgrows its extent is moved into a larger one.
 
     Args:
         positions: that all sequences may hold together.
@@ -293,15 +320,65 @@ class Extents(PositionPool):
         super().__init__(positions, block)
         self._free = [(0, positions)]  # (start, size), by start, never adjacent
 
-    def reserve(self, capacity: int) -> SequenceCache | None:
+    def reserve(self, capacity: int, held: int | None = None) -> SequenceCache | None:
         """See `PositionPool`: an extent in the first gap that fits."""
+        held = capacity if held is None else min(held, capacity)
         with self._lock:
-            start = self._start_of(capacity)
-            if start is None and self._largest() >= capacity:
-                while start is None:
-                    self._free_block(self.blocks.evict().place)
-                    start = self._start_of(capacity)
-        return None if start is None else SequenceCache(self, start, capacity)
+            start = self._found(held)
+        return None if start is None else SequenceCache(self, start, held, promised=capacity)
+
+    def grow(self, cache: SequenceCache, capacity: int) -> bool:
+        """See `PositionPool`: into the gap behind its extent, or into a larger one elsewhere, by
+        half if there is one, so that a text is not moved again and again."""
+        ample = min(max(capacity, cache.capacity + cache.capacity // 2), cache.promised)
+        with self._lock:
+            for wanted in (ample, capacity):
+                if self._extend(cache, wanted) or self._move_to_larger(cache, wanted):
+                    return True
+        return False
+
+    def _extend(self, cache: SequenceCache, capacity: int) -> bool:
+        """Take the positions behind an extent, if they are free."""
+        end, more = cache.start + cache.capacity, capacity - cache.capacity
+        i = bisect.bisect(self._free, (end, 0))
+        if i == len(self._free) or self._free[i][0] != end or self._free[i][1] < more:
+            return False
+        self._take(end, more)
+        cache.capacity = capacity
+        return True
+
+    def _move_to_larger(self, cache: SequenceCache, capacity: int) -> bool:
+        """Move a sequence into an extent of this size, if there is a gap for it, which may have the
+        sequence's own extent in it."""
+        before, held = cache.start, cache.capacity
+        self._give(before, held)
+        start = self._found(capacity)
+        if start is None:
+            self._take(before, held)
+            return False
+        if used := cache.used:
+            self.move(range(before, before + used), range(start, start + used))
+        for block in cache.blocks:  # others copy them, and so no other sequence holds them
+            block.place += start - before
+        cache.start, cache.capacity = start, capacity
+        return True
+
+    def _take(self, start: int, size: int) -> None:
+        """Take positions that are in one gap."""
+        i = bisect.bisect(self._free, (start, self.positions)) - 1
+        first, end = self._free[i][0], sum(self._free[i])
+        parts = (first, start - first), (start + size, end - start - size)
+        self._free[i : i + 1] = [part for part in parts if part[1]]
+
+    def _found(self, size: int) -> int | None:
+        """Take the first gap that fits, or the first one that what is kept leaves when it yields;
+        None if there is none."""
+        start = self._start_of(size)
+        if start is None and self._largest() >= size:
+            while start is None:
+                self._free_block(self.blocks.evict().place)
+                start = self._start_of(size)
+        return start
 
     def release(self, cache: SequenceCache) -> None:
         """See `PositionPool`."""
@@ -325,6 +402,12 @@ class Extents(PositionPool):
                 if slots:
                     self.move(slots, cache.slots(cache.length, len(slots)))
                     cache.length += len(slots)
+
+    @property
+    def longest_free(self) -> int:
+        """See `PositionPool`."""
+        with self._lock:
+            return self._largest()
 
     def _start_of(self, capacity: int) -> int | None:
         """Take the first gap that fits; None if none does."""

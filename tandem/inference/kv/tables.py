@@ -20,17 +20,35 @@ class Tables(PositionPool):
         super().__init__(count * block, block)
         self._free = list(range(count))[::-1]
 
-    def reserve(self, capacity: int) -> SequenceCache | None:
+    def reserve(self, capacity: int, held: int | None = None) -> SequenceCache | None:
         """See `PositionPool`."""
         size = self.blocks.size
-        count = -(-capacity // size)
+        held = capacity if held is None else min(held, capacity)
         with self._lock:
-            if count > len(self._free) + self.blocks.num_kept:
-                return None
-            while len(self._free) < count:
-                self._free.append(self.blocks.evict().place)
-            table = [self._free.pop() for _ in range(count)]
-        return SequenceCache(self, 0, count * size, table=table)
+            table = self._taken(-(-held // size))
+        if table is None:
+            return None
+        promised = -(-capacity // size) * size
+        return SequenceCache(self, 0, len(table) * size, table=table, promised=promised)
+
+    def grow(self, cache: SequenceCache, capacity: int) -> bool:
+        """See `PositionPool`."""
+        table, size = _table_of(cache), self.blocks.size
+        with self._lock:
+            more = self._taken(max(-(-capacity // size) - len(table), 0))
+            if more is None:
+                return False
+            table += more
+            cache.capacity = len(table) * size
+        return True
+
+    def _taken(self, count: int) -> list[int] | None:
+        """Free blocks; None if there are not so many, those that are kept among them."""
+        if count > len(self._free) + self.blocks.num_kept:
+            return None
+        while len(self._free) < count:
+            self._free.append(self.blocks.evict().place)
+        return [self._free.pop() for _ in range(count)]
 
     def release(self, cache: SequenceCache) -> None:
         """See `PositionPool`."""
@@ -52,6 +70,11 @@ class Tables(PositionPool):
             self._free += reversed(table[rest:])
             table[:] = [*(block.place for block in own), *table[:rest]]
             cache.length = len(own) * self.blocks.size
+
+    @property
+    def longest_free(self) -> int:
+        """See `PositionPool`: blocks are in any order."""
+        return self.free_positions
 
     def _empty(self) -> int:
         return len(self._free) * self.blocks.size

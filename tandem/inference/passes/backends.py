@@ -50,8 +50,10 @@ class Backends:
         """Whether a new sequence may have branches."""
         return any(backend.takes_trees for backend in self._all)
 
-    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
-        """Room for a sequence; None if there is none now.
+    def reserve(
+        self, capacity: int, nodes: int = 0, held: int | None = None
+    ) -> SequenceCache | None:
+        """Room for a sequence, see `Model`; None if there is none now.
 
         Raises:
             Unsupported: `nodes` asks for branches, and no back end takes them.
@@ -60,7 +62,7 @@ class Backends:
             backend = self._for_trees() if nodes else self.current
             if backend is None:
                 raise Unsupported("this model takes no trees")
-            cache: SequenceCache | None = backend.pool.reserve(capacity)
+            cache: SequenceCache | None = backend.pool.reserve(capacity, held)
         return cache
 
     def _for_trees(self) -> Backend | None:

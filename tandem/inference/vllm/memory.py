@@ -106,6 +106,11 @@ class BlockMemory:
         free: int = self._pool.get_num_free_blocks() // self._blocks_each * self._block
         return free
 
+    @property
+    def longest_free(self) -> int:
+        """Positions that one sequence could get: blocks are in any order."""
+        return self.free_positions
+
     def reserve(self, capacity: int, nodes: int = 0) -> BlockCache | None:
         """See `tandem.engine.scorer.Memory`."""
         if nodes:

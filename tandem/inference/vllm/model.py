@@ -120,8 +120,8 @@ class VllmModel(Model):
         """vLLM's blocks."""
         return self._memory
 
-    def reserve(self, capacity: int, nodes: int = 0) -> Any:
-        """See `Model`."""
+    def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> Any:
+        """See `Model`; a sequence holds all from the start."""
         return self._memory.reserve(capacity, nodes)
 
     def release(self, cache: Any) -> None:

@@ -660,6 +660,7 @@ class Summary(google.protobuf.message.Message):
     STAGES_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     DRAFTER_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    GIVEN_BACK_FIELD_NUMBER: builtins.int
     EFFECTIVE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id of the request."""
@@ -718,6 +719,10 @@ class Summary(google.protobuf.message.Message):
     """
     drafter_cached_tokens: builtins.int
     """drafter_cached_tokens is the same for the first drafter; 0 also without a drafter."""
+    given_back: builtins.int
+    """given_back is how often the text's target needed its memory for older texts. The text went on
+    when there was room, as if it had stayed: it waited, and that is all.
+    """
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """accepted_per_position counts, for each place in a draft, how often the token
@@ -777,10 +782,11 @@ class Summary(google.protobuf.message.Message):
         stages: Global___Stages | None = ...,
         cached_tokens: builtins.int = ...,
         drafter_cached_tokens: builtins.int = ...,
+        given_back: builtins.int = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "cached_tokens", b"cached_tokens", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_cached_tokens", b"drafter_cached_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "cached_tokens", b"cached_tokens", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_cached_tokens", b"drafter_cached_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "given_back", b"given_back", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 

@@ -30,6 +30,7 @@ class CountingOn:
         note_load: takes how many sequences it says it has open.
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
+        resumes: whether it is a target that can open a text between two rounds.
         feedback: that it wants, where it is a drafter; that it gives to one, where it is a target.
     """
 
@@ -37,6 +38,7 @@ class CountingOn:
     note_load: Callable[[int], None]
     incarnation: int = 0
     prepares: bool = False
+    resumes: bool = False
     feedback: FeedbackWanted = NO_FEEDBACK
 
     def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:

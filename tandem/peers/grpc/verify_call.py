@@ -56,6 +56,7 @@ class VerifyCall:
         self._asked: deque[DraftSize] = deque()  # for each round that was asked for ahead
         self._log_probs: LogProbsWanted | None = None
         self._drafting = False  # whether the target has drafted for this text
+        self.resumes = replica.resumes
         self.close = call.close
         self.cancel = call.cancel
 
@@ -91,6 +92,8 @@ class VerifyCall:
             emitted_tokens=prompt.emitted_tokens,
             log_probs=wanted_to(prompt.log_probs),
             cache_salt=prompt.cache_salt,
+            resumes=prompt.resumes,
+            in_full=prompt.in_full,
         )
         self._log_probs = prompt.log_probs
         message = target_pb2.SequenceRequest(open=request)
@@ -103,7 +106,7 @@ class VerifyCall:
         self._call.expect("opened.cached_tokens", opened.cached_tokens, 0, tokens)
         self._record.note_cached("target", opened.cached_tokens)
         self._waits.opened(tokens)
-        owes = carry is not None and len(carry.levels) > 0
+        owes = prompt.resumes or (carry is not None and len(carry.levels) > 0)
         without = owes or opened.dead_end
         if opened.HasField("token_id") == without:
             raise self._call.broken(f"opened.token_id must be {'unset' if without else 'set'}")

@@ -81,4 +81,10 @@ def counting_on(
 ) -> CountingOn:
     """What a sequence counts on that is meant for a replica."""
     info = replica.reply.info
-    return CountingOn(info.fingerprint, replica.note_load, info.incarnation, feedback=feedback)
+    return CountingOn(
+        info.fingerprint,
+        replica.note_load,
+        info.incarnation,
+        resumes=info.overcommit > 0,
+        feedback=feedback,
+    )

@@ -31,6 +31,9 @@ class Prompt:
         emitted_tokens: how many of `token_ids` are not the prompt's.
         log_probs: that come with emitted tokens; None for none.
         cache_salt: prefixes are shared among sequences of an equal one.
+        resumes: the text was given back and goes on with the round that was not decided, which
+            follows `first_round`; see target.proto.
+        in_full: the sequence must not be given back.
     """
 
     request_id: str
@@ -44,13 +47,15 @@ class Prompt:
     emitted_tokens: int = 0
     log_probs: LogProbsWanted | None = None
     cache_salt: str = ""
+    resumes: bool = False
+    in_full: bool = False
 
     @property
     def usual(self) -> bool:
         """Whether its opening takes as long as those of other prompts of its length: log
-        probabilities of a prompt, and a grammar, take longer."""
+        probabilities of a prompt, a grammar, and room for all of a text take longer."""
         told = self.log_probs is not None and self.log_probs.prompt
-        return not told and self.sampling.shaping.grammar is None
+        return not (told or self.in_full) and self.sampling.shaping.grammar is None
 
 
 class AheadWay(IntEnum):
@@ -233,10 +238,15 @@ class TextDrafter(Protocol):
 class TextTarget(Protocol):
     """A sequence on a target. Calls raise TandemError as it failed."""
 
+    @property
+    def resumes(self) -> bool:
+        """Whether it can open a text between two rounds, see `Prompt`."""
+
     async def open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
     ) -> VerdictReply | None:
-        """Prefill and draw the first token; none is drawn if a carry with levels continues a text.
+        """Prefill and draw the first token; none is drawn if a carry with levels continues a text,
+        or the prompt `resumes` it.
 
         Args:
             prompt: the text so far.

@@ -15,6 +15,7 @@ from tandem.errors import (
     DrafterLost,
     Exhausted,
     OutOfTime,
+    SequenceGivenBack,
     SequenceIdled,
     ShortDraft,
     TandemError,
@@ -243,8 +244,10 @@ class DrafterWithFailover:
 
     def _lose(self, error: TandemError, round_: int) -> None:
         _log.warning("drafter lost", error=str(error), notes=notes_of(error), round=round_)
-        # A text that waits for room is refused as often as it takes.
-        self._losses += not (isinstance(error, Exhausted) and self._wait_for is not None)
+        # A text that waits for room is refused as often as it takes; and one whose drafter needed
+        # its memory goes on without drafts as often as it takes.
+        refused = isinstance(error, Exhausted) and self._wait_for is not None
+        self._losses += not (refused or isinstance(error, SequenceGivenBack))
         self.lost = True
         if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
             self._on_loss(error)

@@ -31,6 +31,7 @@ class TextCounts:
         undrafted_rounds: for which a draft was wanted, and none came.
         cached_tokens: that the first target and the first drafter had computed when the text
             began there, by role.
+        given_back: how often its target needed its memory for older texts.
     """
 
     new_tokens: int = 0
@@ -44,6 +45,7 @@ class TextCounts:
     feedback_bytes: int = 0
     undrafted_rounds: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
+    given_back: int = 0
 
     def add_round(
         self, gamma: int, nodes: int, ranks: Sequence[int], overlaps: Sequence[float]

@@ -52,10 +52,10 @@ class TextSpans:
         if self._innermost is not None:
             self._innermost.attributes.update(attributes)
 
-    def note_first_token(self) -> None:
-        """The first token is on its way to the client."""
+    def note(self, event: str) -> None:
+        """Something that happened to the text, now."""
         if self._text is not None:
-            self._text.event("first_token")
+            self._text.event(event)
 
     def child(self, name: str) -> AbstractContextManager[None]:
         """A span for the block, below the one that is open now."""
@@ -210,6 +210,11 @@ class TextRecord:
             with harmless:
                 self._metrics.lose_drafter()
 
+    def note_given_back(self) -> None:
+        """The text's target needed its memory, and the text goes on when there is room."""
+        self.counts.given_back += 1
+        self.spans.note("given_back")
+
     def note_prepared(self, outcome: PreparedOutcome, drafts: int, ready_ns: int = 0) -> None:
         """A round's draft may have been prepared.
 
@@ -248,7 +253,7 @@ class TextRecord:
         """A round is with the client."""
         if not self.times.first_token_ns:
             self.times.first_token_ns = self.times.elapsed_ns()
-            self.spans.note_first_token()
+            self.spans.note("first_token")
 
     def finish(self, reason: FinishReason) -> None:
         """The text came to its end, and the client has it."""

@@ -138,6 +138,8 @@ class OpenSequence(google.protobuf.message.Message):
     EMITTED_TOKENS_FIELD_NUMBER: builtins.int
     LOG_PROBS_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
+    RESUMES_FIELD_NUMBER: builtins.int
+    IN_FULL_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -174,6 +176,16 @@ class OpenSequence(google.protobuf.message.Message):
     """cache_salt: prefixes that the service has computed are shared only among sequences of an equal
     salt; the empty one is a salt like any other. It says whose texts may share, not what they are:
     it changes no token. At most 128 characters.
+    """
+    resumes: builtins.bool
+    """resumes: the text goes on between two rounds, after a target gave it back. No token is drawn
+    from the prefill: first_round is the number of the text's last round, and the first step has to
+    be the round that was given back, under its own number, so that the text is the same as if it
+    had stayed. Only where ModelInfo.overcommit is set; emitted_tokens is not 0.
+    """
+    in_full: builtins.bool
+    """in_full: the sequence gets room for all of max_new_tokens before it opens, waits for it before
+    others, up to 30 s, and is not given back. For a text that was given back three times.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -231,9 +243,11 @@ class OpenSequence(google.protobuf.message.Message):
         emitted_tokens: builtins.int = ...,
         log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
         cache_salt: builtins.str = ...,
+        resumes: builtins.bool = ...,
+        in_full: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "log_probs", b"log_probs", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "in_full", b"in_full", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "resumes", b"resumes", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 

@@ -247,6 +247,31 @@ KV_POSITIONS = Metric(
     ("role", "state"),
     roles=_MODELS,
 )
+KV_PROMISED = Metric(
+    "tandem.kv.promised",
+    MetricKind.GAUGE,
+    "{token}",
+    "Positions of the KV cache that open sequences may grow to: more than they have reserved, and"
+    " perhaps more than there are, where OVERCOMMIT is more than 1",
+    ("role",),
+    roles=_MODELS,
+)
+KV_LONGEST = Metric(
+    "tandem.kv.longest",
+    MetricKind.GAUGE,
+    "{token}",
+    "Tokens of the longest sequence that would not have to wait for memory",
+    ("role",),
+    roles=_MODELS,
+)
+SEQUENCES_GIVEN_BACK = Metric(
+    "tandem.sequences.given_back",
+    MetricKind.COUNTER,
+    "{sequence}",
+    "Sequences whose memory older ones needed; their texts go on when there is room",
+    ("role",),
+    roles=_MODELS,
+)
 PREFIX_CACHE_QUERIES = Metric(
     "tandem.prefix_cache.queries",
     MetricKind.COUNTER,
@@ -297,6 +322,9 @@ METRICS = (
     QUEUE_DEPTH,
     SEQUENCES_OPEN,
     KV_POSITIONS,
+    KV_PROMISED,
+    KV_LONGEST,
+    SEQUENCES_GIVEN_BACK,
     PREFIX_CACHE_QUERIES,
     PREFIX_CACHE_HITS,
     EVENT_LOOP_LAG,

@@ -17,12 +17,13 @@ from tandem.drafting.ahead.prepare import Ahead, room_for
 from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, go_on
-from tandem.engine.admission import Admission, AdmissionLimits
+from tandem.engine.admission import Admission, AdmissionLimits, RoomWanted
 from tandem.engine.answers import Decision
 from tandem.engine.asks import DrawTogether, Score, Steps, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
+from tandem.errors import OutOfRoom
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.inference.model import Model
@@ -75,9 +76,17 @@ class TargetEngine(Engine):
         super().__init__("target-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
 
-    async def begin(self, sequence: TargetSequence, round_: int, capacity: int) -> Decision | None:
-        steps = rounds.open_(self.decoder, sequence, round_)
-        return (await self.open(sequence, steps, capacity))[0]
+    async def begin(
+        self,
+        sequence: TargetSequence,
+        round_: int,
+        capacity: int,
+        least: int | None = None,
+        *,
+        resumes: bool = False,
+    ) -> Decision | None:
+        steps = rounds.open_(self.decoder, sequence, round_, resumes=resumes)
+        return (await self.open(sequence, steps, RoomWanted(capacity, least)))[0]
 
     async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> Decision:
         steps = rounds.verify(self.decoder, sequence, round_, draft, sequence.request.feedback)
@@ -108,7 +117,7 @@ class DrafterEngine(Engine):
         if self.ahead_nodes:
             sequence.nodes += room_for(self.ahead_nodes, capacity)
             self._aheads[sequence] = Ahead(self.drafter, sequence, capacity)
-        await self.open(sequence, self.drafter.open(sequence), capacity)
+        await self.open(sequence, self.drafter.open(sequence), RoomWanted(capacity))
 
     async def draft(
         self,
@@ -231,6 +240,7 @@ class Text:
         drafted: drafted tokens of all rounds.
         accepted: accepted tokens of all rounds.
         found: of the prompt, by the target and by the drafter's first model.
+        given_back: how often the target needed its memory.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -238,6 +248,7 @@ class Text:
     drafted: int = 0
     accepted: int = 0
     found: tuple[int, int] = (0, 0)
+    given_back: int = 0
 
 
 async def speculate(
@@ -251,9 +262,11 @@ async def speculate(
     rule: str = "block",
     sampling: Sampling = GREEDY,
     salt: str | None = None,
+    least: int | None = None,
 ) -> Text:
     """The orchestrator's loop in this process; without a drafter each round has gamma 0. Without a
-    salt no prefix is shared."""
+    salt no prefix is shared. With `least` the target's sequence begins with so much room, and may
+    be given back."""
     probes, told_of = 0, None
     if drafter is not None and (wanted := drafter.drafter.traits.feedback).told:
         told_of = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
@@ -265,8 +278,29 @@ async def speculate(
     guess.salt = salt
     capacity = len(prompt) + max_new_tokens + max(gamma, budget) + probes
     text = Text()
+
+    async def open_(round_: int, *, resumes: bool = False) -> Decision | None:
+        nonlocal sequence
+        emitted = [*prompt, *text.token_ids]
+        while True:
+            sequence = TargetSequence(list(emitted), request, sequence.carry)
+            try:
+                return await target.begin(sequence, round_, capacity, least, resumes=resumes)
+            except OutOfRoom:
+                text.given_back += 1
+                target.release(sequence)
+
+    async def verify(round_: int, draft: Draft) -> Decision:
+        while True:
+            try:
+                return await target.verify(sequence, round_, draft)
+            except OutOfRoom:
+                text.given_back += 1
+                target.release(sequence)
+                await open_(round_ - 1, resumes=True)
+
     try:
-        opened = await target.begin(sequence, 0, capacity)
+        opened = await open_(0)
         assert opened is not None
         if drafter is not None:
             await drafter.begin(guess, capacity)
@@ -281,7 +315,7 @@ async def speculate(
                 depth = min(gamma, left)
                 told = [] if feedback is None else [feedback]
                 draft = await drafter.draft(guess, text.rounds, news, depth, budget, told)
-            verdict = await target.verify(sequence, text.rounds, draft)
+            verdict = await verify(text.rounds, draft)
             kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
             news, feedback = [*kept, verdict.next_token], verdict.feedback
             text.token_ids = text.token_ids + news

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.engine.admission import Admission, AdmissionLimits
+from tandem.engine.admission import Admission, AdmissionLimits, RoomWanted
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
 from tandem.inference.kv.pool import KVPool, SequenceCache
 
@@ -23,8 +23,10 @@ class Sequence:
 class Pool(KVPool):
     """Counts nodes as any position."""
 
-    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
-        return super().reserve(capacity)
+    def reserve(  # type: ignore[override]  # as a model has it
+        self, capacity: int, nodes: int = 0, held: int | None = None
+    ) -> SequenceCache | None:
+        return super().reserve(capacity, held)
 
 
 class Place:
@@ -39,7 +41,7 @@ class Place:
 
     async def enter(self, capacity: int) -> Sequence:
         sequence = Sequence()
-        await self.admission.admit(sequence, capacity)
+        await self.admission.admit(sequence, RoomWanted(capacity))
         return sequence
 
     async def queue(self, capacity: int) -> asyncio.Task[Sequence]:
@@ -75,10 +77,10 @@ async def test_a_sequence_gets_a_part_of_every_pool_or_of_none() -> None:
     pools = Pool(100), Pool(20), Pool(100)
     admission = Admission(pools, AdmissionLimits(10, 10, 0.01))
     first = Sequence()
-    await admission.admit(first, 15)
+    await admission.admit(first, RoomWanted(15))
     assert [cache.pool for cache in first.caches] == list(pools)
     with pytest.raises(Exhausted):
-        await admission.admit(Sequence(), 10)
+        await admission.admit(Sequence(), RoomWanted(10))
     assert [pool.free_positions for pool in pools] == [85, 5, 85]
     assert admission.release(first)
     admission.reclaim(first)
@@ -184,7 +186,7 @@ async def test_closing_fails_those_who_wait_and_those_who_come() -> None:
 async def test_nodes_take_room_beside_the_text() -> None:
     place = Place(positions=20)
     sequence = Sequence(nodes=6)
-    await place.admission.admit(sequence, 10)
+    await place.admission.admit(sequence, RoomWanted(10))
     assert sequence.caches[0].capacity == 16
     with pytest.raises(InvalidRequest, match="needs 21 positions"):
-        await place.admission.admit(Sequence(nodes=6), 15)
+        await place.admission.admit(Sequence(nodes=6), RoomWanted(15))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tandem.engine.admission import RoomWanted
 from tandem.engine.asks import Report, Score, Steps
 from tandem.engine.job import Job
 from tandem.errors import EngineFailure
@@ -86,7 +87,7 @@ async def told_of(
     engine._wake = waking  # type: ignore[method-assign]
     async with running(engine):
         sequence = target_sequence([1, 2])
-        await engine.open(sequence, steps([None]), 4)
+        await engine.open(sequence, steps([None]), RoomWanted(4))
         told.clear()
         job = engine.run(
             sequence, steps(passes), on_report=lambda number, times: heard.append(number)

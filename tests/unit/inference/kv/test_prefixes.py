@@ -107,9 +107,11 @@ class World:
     texts: list[Text] = field(default_factory=list)
     published: set[Held] = field(default_factory=set)
 
-    def open(self, salt: str, prompt: list[int], room: int) -> Text | None:
-        """A text with its prompt computed, as far as it was not found."""
-        cache = self.pool.reserve(len(prompt) + room)
+    def open(self, salt: str, prompt: list[int], room: int, held: int | None = None) -> Text | None:
+        """A text with its prompt computed, as far as it was not found; it holds so many positions
+        behind that, or all."""
+        least = None if held is None else len(prompt) + held
+        cache = self.pool.reserve(len(prompt) + room, least)
         if cache is None:
             return None
         text = Text(salt, prompt, cache)
@@ -211,18 +213,28 @@ def play(data: st.DataObject, world: World, *, roomy: bool) -> None:
     """Random texts."""
     for _ in range(data.draw(st.integers(1, 25))):
         texts = world.texts
-        act = data.draw(st.sampled_from(["open", "round", "chain", "close", "forget"]))
+        act = data.draw(st.sampled_from(["open", "round", "chain", "grow", "close", "forget"]))
         if act == "open" or not texts:
             prompt, salt = data.draw(PROMPTS), data.draw(st.sampled_from(["", "of others"]))
             expected = world.expected(salt, prompt)
-            text = world.open(salt, prompt, room=12)
+            held = data.draw(st.none() | st.integers(0, 12))
+            text = world.open(salt, prompt, 12, held)
             if roomy:
                 assert text is not None
                 assert text.cache.found == expected
             world.check()
             continue
         text = data.draw(st.sampled_from(texts))
-        left = text.cache.capacity - text.cache.length
+        cache = text.cache
+        if act == "grow":
+            before = cache.capacity
+            wanted = data.draw(st.integers(before, cache.promised))
+            if grown := world.pool.grow(cache, wanted):
+                assert wanted <= cache.capacity <= cache.promised
+            assert grown or (cache.capacity == before and not roomy)
+            world.check()
+            continue
+        left = cache.capacity - cache.length
         if act == "close":
             world.close(text)
         elif act == "forget":
@@ -257,6 +269,41 @@ def test_what_is_kept_yields_to_texts(form: Form, data: st.DataObject) -> None:
     whole = world.open("", [1] * 64, 0)
     assert whole is not None, "kept prefixes are free positions"
     assert world.pool.free_positions == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_grows_while_there_is_room_and_keeps_what_it_holds(form: Form) -> None:
+    world = World(*form(32))
+    text, other = world.open("", [0, 1, 1], 21, 1), world.open("", [1], 7, 1)
+    assert text is not None
+    assert other is not None
+    for length in range(3, 24):
+        assert world.pool.grow(text.cache, length + 1)
+        world.feed(text, [1])
+        text.tokens = [*text.tokens, 1]
+        world.publish(text)
+        world.check()
+    assert text.cache.capacity == text.cache.promised
+    world.close(text)
+    assert world.pool.grow(other.cache, other.cache.promised), "what is kept yields"
+    found = world.open("", [0, *[1] * 9], 0)
+    assert found is not None
+    world.check()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_does_not_grow_into_what_others_hold(form: Form) -> None:
+    world = World(*form(32))
+    text, other = world.open("", [0], 29, 1), world.open("", [1] * 15, 3)
+    assert text is not None
+    assert other is not None
+    held = text.cache.capacity
+    assert not world.pool.grow(text.cache, 16)
+    assert text.cache.capacity == held
+    world.check()
+    world.close(other)
+    assert world.pool.grow(text.cache, 30)
+    world.check()
 
 
 @pytest.mark.parametrize("form", FORMS)
