@@ -69,6 +69,11 @@ def _load_by_vllm(settings: TargetSettings) -> Model:
         raise StartupError(
             "TANDEM_TARGET_EXTRA_EMBEDDINGS: ENGINE=vllm takes none; use another ENGINE"
         )
+    if settings.overcommit > 1:
+        raise StartupError(
+            "TANDEM_TARGET_OVERCOMMIT: ENGINE=vllm gives each sequence all of its memory; leave it"
+            " at 1"
+        )
     if settings.adapter:
         raise StartupError(
             "TANDEM_TARGET_ADAPTER: ENGINE=vllm takes no adapter; merge it into a checkpoint, or"

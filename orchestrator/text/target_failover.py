@@ -253,7 +253,10 @@ class TargetWithFailover:
         self._target.cancel()
         self._given_back += isinstance(lost, SequenceGivenBack)
         self._target = await self._peers.next_target(lost)
-        _log.warning("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
+        # A text without room has no failure behind it, and may ask again and again.
+        waits = isinstance(lost, (Exhausted, SequenceGivenBack))
+        log = _log.debug if waits else _log.warning
+        log("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
 
     def _keep(self, decided: VerdictReply) -> VerdictReply:
         self._carry = decided.carry

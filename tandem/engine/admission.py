@@ -59,8 +59,8 @@ class RoomWanted:
 
     Attributes:
         capacity: positions that it may grow to.
-        least: positions that it can begin with; None where it has to have all from the start, and
-            then it is never given back.
+        least: positions that it can begin with, all of its prompt; None where it has to have all
+            from the start, and then it is never given back.
         first: whether it goes before those that wait, and waits longer.
     """
 
@@ -196,6 +196,10 @@ class Admission:
         """Take the memory back, when no batch uses it any more. From any thread."""
         for pool, cache in zip(self._pools, sequence.caches, strict=True):
             pool.release(cache)
+        self.forget(sequence)
+
+    def forget(self, sequence: AdmittedSequence) -> None:
+        """A released sequence has no memory any more. From any thread."""
         self._leaving.discard(sequence)
 
     def _look_for_room(self) -> None:

@@ -307,6 +307,8 @@ class Engine:
             self._gathering.drop(sequence)
             if self._growing.end(sequence):
                 self.admission.reclaim(sequence)
+            else:  # its memory was taken before
+                self.admission.forget(sequence)
             reclaimed = True
         if reclaimed:
             self._on_loop(self.admission.admit_waiting)

@@ -71,6 +71,9 @@ class LoadedService:
             forward_passes=sum(model.forward_passes for model in self.models),
             fed_tokens=sum(model.fed_tokens for model in self.models),
             opened_sequences=self.engine.admission.opened,
+            promised_tokens=self.engine.admission.promised,
+            held_tokens=max((m.positions - m.free_positions for m in self.models), default=0),
+            longest_tokens=self.engine.admission.longest,
         )
 
     def forget_prefixes(self) -> int:

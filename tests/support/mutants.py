@@ -256,3 +256,103 @@ OF_CHAINS = (
         (_LONG,),
     ),
 )
+
+_GROWING, _GROWING_TESTS = "tandem/engine/growing.py", "tests/unit/engine/test_growing.py"
+_ADMITTED = "tests/unit/engine/test_admission.py"
+_GIVEN_BACK = "tests/service/replicas/test_given_back.py"
+_FAILOVER = "orchestrator/text/target_failover.py"
+
+# Sequences that grow, and those that are given back for them.
+OF_GROWING = (
+    Mutant(
+        "growing: a block that others may find stays where its text was",
+        _EXTENTS,
+        "block.place += start - before",
+        "pass",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "growing: a text that is moved leaves its last position behind",
+        _EXTENTS,
+        "if used := cache.used:",
+        "if used := cache.used - 1:",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "growing: an extent takes what is held behind it",
+        _EXTENTS,
+        "or self._free[i][1] < more:",
+        "or self._free[i][1] < 1:",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "growing: a table takes blocks that are held",
+        "tandem/inference/kv/tables.py",
+        "if count > len(self._free) + self.blocks.num_kept:",
+        "if count > self.positions:",
+        (_PREFIXES,),
+    ),
+    Mutant(
+        "growing: the oldest is given back",
+        _GROWING,
+        "youngest, _ = self._growing.popitem()",
+        "youngest = next(iter(self._growing))\n                del self._growing[youngest]",
+        (_GROWING_TESTS,),
+    ),
+    Mutant(
+        "growing: what was given back is reclaimed again",
+        _GROWING,
+        "        if sequence not in self._gone:\n            return True",
+        "        if sequence in self._gone or sequence not in self._gone:\n            return True",
+        (_GROWING_TESTS,),
+    ),
+    Mutant(
+        "growing: a draft that nobody waits for takes a text's room",
+        _GROWING,
+        "if job.idle:",
+        "if job.idle and job.opens:",
+        (_GROWING_TESTS,),
+    ),
+    Mutant(
+        "growing: a text that is given back draws a token",
+        "target_svc/round.py",
+        "if sequence.carry is not None or resumes:",
+        "if sequence.carry is not None:",
+        (_GROWING_TESTS,),
+    ),
+    Mutant(
+        "admission: more is promised than the setting says",
+        "tandem/engine/admission.py",
+        "if self.promised + room.capacity > self.promises:",
+        "if self.promised > self.promises:",
+        (_ADMITTED,),
+    ),
+    Mutant(
+        "orchestrator: the round that was given back is left out",
+        _FAILOVER,
+        "self._resumes = isinstance(lost, SequenceGivenBack)",
+        "self._resumes = False",
+        (_GIVEN_BACK,),
+    ),
+    Mutant(
+        "orchestrator: a text is given back for ever",
+        _FAILOVER,
+        "in_full=self._given_back >= _MOST_GIVEN_BACK,",
+        "in_full=False,",
+        (_GIVEN_BACK,),
+    ),
+    Mutant(
+        "orchestrator: a text that is given back counts as moved",
+        "orchestrator/pool/peers_of_text.py",
+        "if isinstance(lost, SequenceGivenBack) or self._is_short(lost):",
+        "if self._is_short(lost):",
+        (_GIVEN_BACK,),
+    ),
+    Mutant(
+        "orchestrator: a target of an earlier release is asked to resume",
+        _FAILOVER,
+        "self._resumes = self._resumes and self._target.resumes",
+        "pass",
+        (_GIVEN_BACK,),
+    ),
+)

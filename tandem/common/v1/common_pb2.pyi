@@ -898,6 +898,9 @@ class EngineStats(google.protobuf.message.Message):
     FORWARD_PASSES_FIELD_NUMBER: builtins.int
     FED_TOKENS_FIELD_NUMBER: builtins.int
     OPENED_SEQUENCES_FIELD_NUMBER: builtins.int
+    PROMISED_TOKENS_FIELD_NUMBER: builtins.int
+    HELD_TOKENS_FIELD_NUMBER: builtins.int
+    LONGEST_TOKENS_FIELD_NUMBER: builtins.int
     open_sequences: builtins.int
     """open_sequences is the number of sequences that hold a slot now."""
     forward_passes: builtins.int
@@ -906,6 +909,14 @@ class EngineStats(google.protobuf.message.Message):
     """fed_tokens is the number of token positions computed by those calls."""
     opened_sequences: builtins.int
     """opened_sequences is the number of sequences opened so far."""
+    promised_tokens: builtins.int
+    """promised_tokens may be held by the open sequences when they have grown to their ends."""
+    held_tokens: builtins.int
+    """held_tokens is how much of the KV cache they hold now."""
+    longest_tokens: builtins.int
+    """longest_tokens is the length of the longest sequence that would not have to wait for memory; 0
+    where none is held.
+    """
     def __init__(
         self,
         *,
@@ -913,8 +924,11 @@ class EngineStats(google.protobuf.message.Message):
         forward_passes: builtins.int = ...,
         fed_tokens: builtins.int = ...,
         opened_sequences: builtins.int = ...,
+        promised_tokens: builtins.int = ...,
+        held_tokens: builtins.int = ...,
+        longest_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fed_tokens", b"fed_tokens", "forward_passes", b"forward_passes", "open_sequences", b"open_sequences", "opened_sequences", b"opened_sequences"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fed_tokens", b"fed_tokens", "forward_passes", b"forward_passes", "held_tokens", b"held_tokens", "longest_tokens", b"longest_tokens", "open_sequences", b"open_sequences", "opened_sequences", b"opened_sequences", "promised_tokens", b"promised_tokens"]) -> None: ...
 
 Global___EngineStats: typing_extensions.TypeAlias = EngineStats
 

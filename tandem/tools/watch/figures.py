@@ -35,6 +35,9 @@ class WatchedService:
         open: open sequences; for an orchestrator, active texts.
         waiting: sequences that wait for a slot; for an orchestrator, waiting prompts.
         kv_share: reserved share of the KV cache; None without a cache.
+        promised: to open sequences, as a share of the KV cache; None without a cache.
+        longest: tokens of the longest sequence that one replica could open at once; None without a
+            cache.
         batch: mean sequences per pass; None without a pass.
     """
 
@@ -43,6 +46,8 @@ class WatchedService:
     open: int
     waiting: int
     kv_share: float | None
+    promised: float | None
+    longest: int | None
     batch: float | None
 
 
@@ -123,6 +128,7 @@ def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[
             return sum(after[name].value(metric.prometheus_name, **labels) for name in own)
 
         cache = now(metrics.KV_POSITIONS)
+        longest = metrics.KV_LONGEST.prometheus_name
         batch = metrics.BATCH_SIZE.prometheus_name
         passes = sum(grown[name].value(f"{batch}_count") for name in own)
         sequences = sum(grown[name].value(f"{batch}_sum") for name in own)
@@ -133,6 +139,8 @@ def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[
                 int(now(held)),
                 int(now(metrics.QUEUE_DEPTH)),
                 now(metrics.KV_POSITIONS, state="used") / cache if cache else None,
+                now(metrics.KV_PROMISED) / cache if cache else None,
+                int(max(after[name].value(longest) for name in own)) if cache else None,
                 sequences / passes if passes else None,
             )
         )

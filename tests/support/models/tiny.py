@@ -262,11 +262,11 @@ async def speculate(
     rule: str = "block",
     sampling: Sampling = GREEDY,
     salt: str | None = None,
-    least: int | None = None,
+    grows: bool = False,
 ) -> Text:
     """The orchestrator's loop in this process; without a drafter each round has gamma 0. Without a
-    salt no prefix is shared. With `least` the target's sequence begins with so much room, and may
-    be given back."""
+    salt no prefix is shared. Where it `grows`, the target's sequence begins with room for its
+    prompt, and may be given back."""
     probes, told_of = 0, None
     if drafter is not None and (wanted := drafter.drafter.traits.feedback).told:
         told_of = replace(wanted, prompt_tokens=1, columns=(0,) if wanted.layers else ())
@@ -282,6 +282,7 @@ async def speculate(
     async def open_(round_: int, *, resumes: bool = False) -> Decision | None:
         nonlocal sequence
         emitted = [*prompt, *text.token_ids]
+        least = len(emitted) if grows else None
         while True:
             sequence = TargetSequence(list(emitted), request, sequence.carry)
             try:

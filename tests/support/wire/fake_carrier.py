@@ -47,6 +47,10 @@ class FakeContext:
         """End the sequence."""
         raise Ended(code, sentence)
 
+    async def give_back(self) -> None:
+        """End the sequence for its memory."""
+        raise Ended(grpc.StatusCode.ABORTED, "older sequences needed the memory", True)
+
 
 async def _go_on(round_: int | None, context: FakeContext) -> None:
     """Nothing happens."""
@@ -154,8 +158,10 @@ class Fake(ABC):
             return
         self.opened += 1
 
-        async def end(code: grpc.StatusCode, sentence: str) -> None:
-            ended = common_pb2.SequenceEnd(code=code.value[0], sentence=sentence)
+        async def end(code: grpc.StatusCode, sentence: str, given_back: bool = False) -> None:
+            ended = common_pb2.SequenceEnd(
+                code=code.value[0], sentence=sentence, given_back=given_back
+            )
             await self._say(context, number, ended=ended)
 
         try:

@@ -168,7 +168,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         tokens += request.open.token_ids
         if request.open.request_id != "trial":
             self.openings.append(request.open)
-        if request.open.carry.levels:
+        if request.open.carry.levels or request.open.resumes:
             return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence())
         tokens.append(self.follow(tokens[-1]))
         return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence(token_id=tokens[-1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -190,3 +190,63 @@ async def test_nodes_take_room_beside_the_text() -> None:
     assert sequence.caches[0].capacity == 16
     with pytest.raises(InvalidRequest, match="needs 21 positions"):
         await place.admission.admit(Sequence(nodes=6), RoomWanted(15))
+
+
+def overcommitted(times: float, *, positions: int = 1000, seconds: float = 60) -> Place:
+    place = Place(positions=positions, seconds=seconds)
+    place.admission.limits = replace(place.admission.limits, overcommit=times)
+    return place
+
+
+async def test_more_may_be_promised_than_there_is() -> None:
+    place = overcommitted(2, seconds=0.01)
+    assert (place.admission.promises, place.admission.longest) == (2000, 1000)
+    sequences = [Sequence() for _ in range(4)]
+    for sequence in sequences:
+        grows = await place.admission.admit(sequence, RoomWanted(500, least=20))
+        assert grows
+        (cache,) = sequence.caches
+        assert (cache.capacity, cache.promised) == (20, 500)
+    assert (place.admission.promised, place.admission.longest) == (2000, 0)
+    assert place.pool.free_positions == 920
+    with pytest.raises(Exhausted):
+        await place.admission.admit(Sequence(), RoomWanted(1, least=1))
+    for sequence in sequences:
+        place.end(sequence)
+    assert (place.admission.promised, place.empty()) == (0, True)
+
+
+async def test_what_is_promised_once_is_held_at_once() -> None:
+    place = Place()
+    sequence = Sequence(nodes=3)
+    assert not await place.admission.admit(sequence, RoomWanted(40, least=5))
+    assert sequence.caches[0].capacity == 43
+    place.end(sequence)
+
+
+async def test_who_opens_leaves_the_others_room_to_grow() -> None:
+    place = overcommitted(4, positions=300, seconds=0.01)
+    first = Sequence()
+    assert await place.admission.admit(first, RoomWanted(250, least=100))
+    with pytest.raises(Exhausted):
+        await place.admission.admit(Sequence(), RoomWanted(250, least=137))
+    assert await place.admission.admit(Sequence(), RoomWanted(250, least=136))
+    # Whoever has all from the start needs no more of it.
+    assert not await place.admission.admit(Sequence(), RoomWanted(60))
+
+
+async def test_who_goes_first_waits_before_all_others_and_longer() -> None:
+    place = overcommitted(4, positions=100, seconds=0.05)
+    holding = await place.enter(100)
+    other = await place.queue(10)
+    first = Sequence()
+    waiting = asyncio.create_task(place.admission.admit(first, RoomWanted(95, first=True)))
+    with pytest.raises(Exhausted, match=r"more than 0.05 s"):
+        await other
+    assert not waiting.done()
+    later = await place.queue(10)
+    place.end(holding)
+    assert not await waiting
+    assert first.caches[0].capacity == 95
+    place.end(first)
+    await later

@@ -98,10 +98,10 @@ async def test_a_text_that_is_given_back_is_the_same_text(
 
     prompt = PROMPT * 20  # several chunks
     async with running(target, drafter):
-        stayed = await said(prompt, least=len(prompt))
+        stayed = await said(prompt, grows=True)
         assert not stayed.given_back
         give_back_at_random(monkeypatch, 0.4)
-        moved = await said(prompt, least=len(prompt))
+        moved = await said(prompt, grows=True)
     assert moved.given_back > 5
     assert moved.token_ids == stayed.token_ids
     assert moved.accepted == stayed.accepted
@@ -120,7 +120,7 @@ async def test_texts_that_do_not_fit_together_all_end_as_they_would_alone(
         expected = [await speculate(None, alone, one, 120, sampling=SAMPLED) for one in prompts]
         texts = await asyncio.gather(
             *(
-                speculate(None, target, one, 120, sampling=SAMPLED, least=len(one), salt="")
+                speculate(None, target, one, 120, sampling=SAMPLED, grows=True, salt="")
                 for one in prompts
             )
         )

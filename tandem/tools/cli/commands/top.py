@@ -118,7 +118,7 @@ def _line(seen: WatchedFigures, away: Sequence[str]) -> str:
         if service.waiting:
             own += f" {service.waiting} waiting"
         if service.kv_share is not None:
-            own += f" KV {_share(service.kv_share)}"
+            own += f" KV {_share(service.kv_share)} of {_share(service.promised)} promised"
         parts.append(own)
     parts += [f"{name} is away" for name in away]
     return "  ".join(parts)
@@ -141,7 +141,8 @@ def _screen(seen: WatchedFigures, away: Sequence[str]) -> Group:
         f"{seen.requests:.1f}",
         f"{seen.failed:.1f}",
     )
-    services = Table("service", "replicas", "open", "waiting", "KV cache", "a batch", box=SIMPLE)
+    cache = "KV cache", "promised", "longest text"
+    services = Table("service", "replicas", "open", "waiting", *cache, "a batch", box=SIMPLE)
     for service in seen.services:
         services.add_row(
             service.role,
@@ -149,6 +150,8 @@ def _screen(seen: WatchedFigures, away: Sequence[str]) -> Group:
             str(service.open),
             str(service.waiting),
             _share(service.kv_share),
+            _share(service.promised),
+            "-" if service.longest is None else str(service.longest),
             _number(service.batch),
         )
     stages = Table("stage", "each", "share", "", box=SIMPLE)

@@ -47,6 +47,8 @@ def test_a_target_says_what_vllm_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     having(monkeypatch)
     with pytest.raises(StartupError, match="TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden"):
         load_target(TargetSettings(engine="vllm", feedback="last"))
+    with pytest.raises(StartupError, match="TANDEM_TARGET_OVERCOMMIT: ENGINE=vllm gives each"):
+        load_target(TargetSettings(engine="vllm", overcommit=2))
     with pytest.raises(StartupError, match="vLLM is not installed"):
         load_target(TargetSettings(engine="vllm"))
 

@@ -40,6 +40,8 @@ def target(used: int) -> Instruments:
     instruments.watch(metrics.QUEUE_DEPTH, lambda: 1, role)
     instruments.watch(metrics.KV_POSITIONS, lambda: used, role, "used")
     instruments.watch(metrics.KV_POSITIONS, lambda: 100 - used, role, "free")
+    instruments.watch(metrics.KV_PROMISED, lambda: 4 * used, role)
+    instruments.watch(metrics.KV_LONGEST, lambda: 100 - used, role)
     return instruments
 
 
@@ -82,7 +84,8 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
     front, targets = seen.services
     assert (front.role, front.replicas, front.open, front.kv_share) == ("orchestrator", 1, 3, None)
     assert (targets.role, targets.replicas, targets.open, targets.waiting) == ("target", 2, 4, 2)
-    assert (targets.kv_share, targets.batch) == (0.5, 2)
+    assert (targets.kv_share, targets.promised, targets.batch) == (0.5, 2, 2)
+    assert (front.longest, targets.longest) == (None, 75)
     assert [stage.name for stage in seen.stages] == ["verify.forward", "verify.queue"]
     assert [stage.share for stage in seen.stages] == pytest.approx([0.75, 0.25])
     assert seen.stages[0].seconds == pytest.approx(0.003)
