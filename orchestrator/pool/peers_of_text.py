@@ -32,8 +32,9 @@ from tandem.peers.text.record import TextRecord
 
 # Of one text. Whatever loses its target so often may be the text itself.
 _MOST_REPLACEMENTS = 16
-# Between two attempts to open a text where a target has no room for it: it has waited there too.
-_ROOM_SECONDS = 0.1
+# Between two attempts to open a text where no target has room for it, at first and at most: it has
+# waited there too.
+_ROOM_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 1.0
 # A text without a deadline waits no longer for room: others, which have it, have ended by then.
 _MOST_ROOM_SECONDS = 600.0
 
@@ -70,7 +71,7 @@ class PeersOfText:
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._budget = budget
         self._failover_seconds = settings.failover_seconds
-        self._drafter_seconds = settings.queue_seconds
+        self._queue_seconds = settings.queue_seconds
         self._record = record
         # Apart from the drafter's stack: a failure of one does not mark the other as failed. A lost
         # drafter is noted when it is lost, a target when its failure ends the text.
@@ -79,7 +80,10 @@ class PeersOfText:
         self._target: Replica[TargetClient] | None = None
         self._left: dict[tuple[Replica[TargetClient], int], float] = {}
         self._replacements = 0
-        self._short_since: float | None = None  # when it began to wait for room
+        # Since when it has been waiting for room; who has refused it since the last pause.
+        self._short_since: float | None = None
+        self._full: dict[tuple[Replica[TargetClient], int], float] = {}
+        self._pause = _ROOM_SECONDS
 
     def __enter__(self) -> Self:
         return self
@@ -109,69 +113,77 @@ class PeersOfText:
     async def next_target(self, lost: TandemError) -> TextTarget:
         """See `TextPeers`."""
         assert self._target is not None
-        if isinstance(lost, SequenceGivenBack):
-            self._record.note_given_back()
-        if isinstance(lost, SequenceGivenBack) or self._is_short(lost):
+        if isinstance(lost, (SequenceGivenBack, Exhausted)):
             return await self._target_with_room(lost)
-        seconds = 0.0  # one without room is no reason to wait for others
-        if isinstance(lost, Unavailable):
-            seconds = self._failover_seconds
         if not isinstance(lost, SequenceIdled):  # else it has not failed, and may go on
             self._leave(self._target)
-            if isinstance(lost, Unavailable):
-                self._target.note_failure()
+            self._target.note_failure()
         self._targets.close()
         self._replacements += 1
         if self._replacements > _MOST_REPLACEMENTS or not self._budget.take():
             lost.add_note("it was moved too often, or too many texts were")
             raise lost
-        if (left := self._remaining) is not None:
-            seconds = min(seconds, left)
         replica = await self._pool.next_target(
-            self._capabilities, self._left, seconds, self._prefix
+            self._capabilities, self._left, self._patience, self._prefix
         )
         if replica is None:
             raise lost
         return self._target_on(replica)
 
-    def _is_short(self, lost: TandemError) -> bool:
-        """Whether a target refuses the text for room that it has promised to others, which will not
-        need all of it."""
-        assert self._target is not None
-        return isinstance(lost, Exhausted) and self._target.reply.info.overcommit > 1
-
-    async def _target_with_room(self, lost: TandemError) -> TextTarget:
-        """A target to ask for room: the same or another one. The text has not failed, and neither
-        has any target, so that no budget is touched; a text waits as long as its caller does.
+    async def _target_with_room(self, lost: SequenceGivenBack | Exhausted) -> TextTarget:
+        """A target to ask for room: another one as long as there is one that was not asked, then
+        all again. No target has failed, and the text has not: no budget is touched.
 
         Raises:
-            TandemError: that, where it took too long.
+            Exhausted: none had room for long.
+            TandemError: what was lost, where there is no target.
         """
+        assert self._target is not None
         self._targets.close()
-        if isinstance(lost, SequenceGivenBack) or self._short_since is None:
-            self._short_since = time.monotonic()
+        now = time.monotonic()
+        if isinstance(lost, SequenceGivenBack):
+            self._record.note_given_back()
+            self._full, self._short_since, self._pause = {}, now, _ROOM_SECONDS
         else:
-            await asyncio.sleep(_ROOM_SECONDS)
-        waited = time.monotonic() - self._short_since
-        left = self._remaining
-        if waited > _MOST_ROOM_SECONDS or left == 0:
-            raise Exhausted(
-                f"no target had room for the text for {waited:.0f} s; try again later",
-                retry_seconds=1.0,
-            ) from lost
+            self._full[_process_of(self._target)] = math.inf
+            self._short_since = self._short_since or now
         replica = await self._pool.next_target(
-            self._capabilities,
-            self._left,
-            self._failover_seconds if left is None else min(self._failover_seconds, left),
-            self._prefix,
+            self._capabilities, {**self._left, **self._full}, 0.0, self._prefix
         )
+        if replica is None:
+            self._full = {}
+            await self._wait_for_room(lost, now - self._short_since)
+            replica = await self._pool.next_target(
+                self._capabilities, self._left, self._patience, self._prefix
+            )
         if replica is None:
             raise lost
         return self._target_on(replica)
+
+    async def _wait_for_room(self, lost: TandemError, waited: float) -> None:
+        """A moment. Who promises more than there is lets texts wait as long as their callers do;
+        others hold what they promise, and are full of texts that this orchestrator does not know.
+
+        Raises:
+            Exhausted: it has waited for long enough.
+        """
+        assert self._target is not None
+        promises = self._target.reply.info.overcommit > 1
+        most = _MOST_ROOM_SECONDS if promises else self._queue_seconds
+        if waited + self._pause > most:
+            raise lost
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _MOST_PAUSE_SECONDS)
+
+    @property
+    def _patience(self) -> float:
+        """How long to wait for a target, where there is none."""
+        left = self._remaining
+        return self._failover_seconds if left is None else min(self._failover_seconds, left)
 
     def _leave(self, replica: Replica[TargetClient]) -> None:
         """Come back to this process at most once."""
-        left = replica, replica.reply.info.incarnation
+        left = _process_of(replica)
         self._left[left] = math.inf if left in self._left else time.monotonic()
 
     def _target_on(self, replica: Replica[TargetClient]) -> TextTarget:
@@ -200,7 +212,7 @@ class PeersOfText:
             Unavailable: a text without a deadline waited too long.
         """
         left = self._remaining
-        seconds = self._drafter_seconds if left is None else left
+        seconds = self._queue_seconds if left is None else left
         replica = await self._pool.next_drafter(
             self._capabilities.law, self._zone, seconds, self._prefix
         )
@@ -254,3 +266,8 @@ class PeersOfText:
     def _remaining(self) -> float | None:
         """Seconds until the caller's deadline, now."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
+
+def _process_of(replica: Replica[TargetClient]) -> tuple[Replica[TargetClient], int]:
+    """The process that is a replica now."""
+    return replica, replica.reply.info.incarnation

@@ -159,6 +159,16 @@ async def test_the_round_that_was_given_back_is_decided_with_its_draft() -> None
     assert emitted[1] == emitted[2] > 0
 
 
+async def test_a_text_may_be_given_back_as_often_as_it_takes() -> None:
+    """No budget of moves is touched, and no target left."""
+    drafter, target = FakeDrafter(), FakeTarget(overcommit=4)
+    give_back(target, [2] * 30)
+    async with orchestrate(drafter, target, retry_share=0) as stub:
+        reply = await stub.Complete(request(sampling={"seed": 1}))
+    assert list(reply.token_ids) == target.text(20)
+    assert reply.summary.given_back == 30
+
+
 async def test_rounds_that_were_asked_for_ahead_are_asked_for_again() -> None:
     drafter, target = FakeDrafter(), FakeTarget(overcommit=4)
     give_back(target, [5, 11])
@@ -173,13 +183,21 @@ async def test_rounds_that_were_asked_for_ahead_are_asked_for_again() -> None:
 async def test_a_target_of_an_earlier_release_draws_a_token_in_place_of_the_round() -> None:
     """It does not know how to resume; the round's number was not used."""
     drafter, first, second = FakeDrafter(), FakeTarget(overcommit=4), FakeTarget()
-    give_back(first, [3])
+
+    async def interfere(round_: int | None, context: FakeContext) -> None:
+        if round_ == 3:
+            await context.give_back()
+        if round_ is None and len(first.openings) == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    first.interfere = interfere
     async with orchestrate(drafter, first, second) as stub:
-        for _ in range(2):  # the first text may begin at the other one
+        while not first.openings:  # a text may begin at the other one
             reply = await stub.Complete(request())
             assert list(reply.token_ids) == first.text(20)
-    openings = [o for o in (*first.openings, *second.openings) if o.first_round]
-    assert [(o.resumes, o.first_round) for o in openings] in ([(True, 2)], [(False, 3)])
+    last = second.openings[-1]
+    assert (last.resumes, last.first_round) == (False, 3)
+    assert reply.summary.given_back == 1
 
 
 async def test_a_text_waits_for_room_as_long_as_its_caller() -> None:
