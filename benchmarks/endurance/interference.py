@@ -1,10 +1,10 @@
 """The effect of a long prompt on texts that are already running.
 
-    python -m benchmarks.endurance.interference [--target DIR] [--dtype bfloat16]
+    python -m benchmarks.endurance.interference [--target DIR] [--dtype bfloat16] [--prompt 8000]
 
 Eight clients request texts, one after another, so that the mixture of their lengths stays the same;
-then prompts of 4,000 tokens arrive. Rounds are timed as clients see them, before a long prompt
-arrives and while one is being computed.
+then long prompts arrive. Rounds are timed as clients see them, before a long prompt arrives and
+while one is being computed; with each of the services' PREFILL_SHARE in turn.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.pair import Pair, embedded
+from target_svc.settings import TargetSettings
 
 RUNNING = 8
-LONG_PROMPT = 4000
+_SHARE = float(TargetSettings.model_fields["prefill_share"].default)
 _RUNNING_TOKENS = 512
-_MAX_LENGTH = 8192
+# The longest text: what prompts have beside them.
+_MAX_LENGTH, _BESIDE = 8192, 64
 _ARRIVALS = 3
 _QUIET_SECONDS = 20.0
 # Long enough for the clients to be at different positions of their texts.
@@ -43,6 +45,7 @@ class Interference:
     """Rounds of running texts, in milliseconds as their clients see them.
 
     Attributes:
+        share: what prompts may add to a pass.
         quiet_p50: before the long prompts arrived.
         quiet_p99: before the long prompts arrived.
         busy_p50: while a long prompt was being computed.
@@ -53,6 +56,7 @@ class Interference:
         p99_ratio: busy_p99 / quiet_p99.
     """
 
+    share: float
     quiet_p50: float
     quiet_p99: float
     busy_p50: float
@@ -63,13 +67,15 @@ class Interference:
     p99_ratio: float
 
 
-def long_text(seed: int) -> pb.Generation:
+def long_text(seed: int, tokens: int) -> pb.Generation:
     """A prompt of thousands of tokens, for a single new one."""
-    prompt = np.random.default_rng(seed).integers(300, 2000, LONG_PROMPT).tolist()
+    prompt = np.random.default_rng(seed).integers(300, 2000, tokens).tolist()
     return asked(seed, 1, prompt=prompt)
 
 
-async def measure(address: str, quiet_seconds: float) -> Interference:
+async def measure(
+    address: str, quiet_seconds: float, prompt_tokens: int, share: float
+) -> Interference:
     """Run the texts, then let the prompts arrive.
 
     Raises:
@@ -89,7 +95,9 @@ async def measure(address: str, quiet_seconds: float) -> Interference:
         await asyncio.sleep(_WARM_UP_SECONDS)
         quiet = (time.perf_counter(), time.perf_counter() + quiet_seconds)
         await asyncio.sleep(quiet_seconds)
-        arrived = [await generator.text(long_text(seed)) for seed in range(_ARRIVALS)]
+        arrived = [
+            await generator.text(long_text(seed, prompt_tokens)) for seed in range(_ARRIVALS)
+        ]
         # The rounds of a text are known when it is complete.
         over.set()
         await asyncio.gather(*clients)
@@ -102,7 +110,8 @@ async def measure(address: str, quiet_seconds: float) -> Interference:
     first_token = float(np.median([text.time_to_first_token_s for text in arrived])) * 1e3
     rounds = len(before), len(beside)
     ratio = busy_p99 / quiet_p99
-    return Interference(quiet_p50, quiet_p99, busy_p50, busy_p99, *rounds, first_token, ratio)
+    gaps = quiet_p50, quiet_p99, busy_p50, busy_p99
+    return Interference(share, *gaps, *rounds, first_token, ratio)
 
 
 def _gaps_within(texts: list[Timeline], spans: list[tuple[float, float]]) -> list[float]:
@@ -122,19 +131,25 @@ def main() -> None:
     parser.add_argument("--dtype", help="of the target, and by default of the drafter")
     parser.add_argument("--drafter-dtype", help="of the drafter")
     parser.add_argument("--quiet-seconds", type=float, default=_QUIET_SECONDS, help="at first")
+    parser.add_argument("--prompt", type=int, default=4000, help="tokens of a long prompt")
+    parser.add_argument("--shares", type=float, nargs="+", default=[_SHARE], help="PREFILL_SHARE")
     options = parser.parse_args()
     pair = Pair(
         target=options.target or embedded("target"),
         drafter=embedded("drafter"),
         dtype=options.dtype,
         drafter_dtype=options.drafter_dtype,
-        max_length=_MAX_LENGTH,
+        max_length=max(_MAX_LENGTH, options.prompt + _BESIDE),
     )
-    with serving(pair) as stack:
-        found = asyncio.run(measure(stack.addresses["orchestrator"], options.quiet_seconds))
-    Console(width=120).print(table_of([asdict(found)]))
+    found = []
+    for share in options.shares:
+        own = {"PREFILL_SHARE": f"{share}"}
+        with serving(pair, {"target": own, "drafter": own}) as stack:
+            address, quiet = stack.addresses["orchestrator"], options.quiet_seconds
+            found.append(asdict(asyncio.run(measure(address, quiet, options.prompt, share))))
+        Console(width=140).print(table_of(found))
     name = Path(options.target).name if options.target else "embedded"
-    keep(RESULTS / f"interference-{name}.json", options=vars(options), **asdict(found))
+    keep(RESULTS / f"interference-{name}.json", options=vars(options), rows=found)
 
 
 if __name__ == "__main__":
