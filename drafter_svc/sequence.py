@@ -107,7 +107,7 @@ class DraftedSequence(
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
         steps = self._drafter.open(sequence)
-        room = self._room(prompt_tokens, in_full=request.in_full)
+        room = self._room(prompt_tokens, in_full=not request.may_be_given_back)
         _, times = await self._engine.open(sequence, steps, room, self.request_id, traced)
         cached = min((cache.found for cache in sequence.caches), default=0)
         return StepReply(

@@ -96,8 +96,8 @@ class VerifiedSequence(
         steps = rounds.open_(self._scorer, sequence, request.first_round, resumes=request.resumes)
         room = self._room(
             prompt_tokens,
-            in_full=request.in_full or sequence.request.rule.needs_every_draft,
-            first=request.in_full,
+            in_full=not request.may_be_given_back or sequence.request.rule.needs_every_draft,
+            first=request.goes_first,
         )
         decision, times = await self._engine.open(sequence, steps, room, self.request_id, traced)
         self._progress = Progress(sequence.length, request.first_round)

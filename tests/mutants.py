@@ -312,8 +312,8 @@ MUTANTS = (
     Mutant(
         "orchestrator: a lost round's numbers are used again",
         "orchestrator/text/target_failover.py",
-        "            if not self._resumes:\n                self.round += 1\n            opened",
-        "            opened",
+        "            if not resumes:\n                self.round += 1\n",
+        "",
         (_SUCCESSION,),
     ),
     Mutant(

@@ -90,7 +90,9 @@ class TextParts:
 
     def _drafters_prompt(self) -> Prompt:
         """What opens a sequence on a drafter, which may hold less of the text than its target."""
-        prompt = replace(self.target.prompt, in_full=self._waits)
+        prompt = replace(
+            self.target.prompt, in_full=self._waits or self._generation.rule.needs_every_draft
+        )
         held = self._generation.drafter_holds
         if held is None:
             return prompt

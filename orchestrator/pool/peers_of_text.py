@@ -113,24 +113,31 @@ class PeersOfText:
     async def next_target(self, lost: TandemError) -> TextTarget:
         """See `TextPeers`."""
         assert self._target is not None
-        if isinstance(lost, (SequenceGivenBack, Exhausted)):
+        # A request that is too large is not refused for room, and comes to be no smaller.
+        refused = isinstance(lost, Exhausted) and lost.retry_seconds is not None
+        if isinstance(lost, SequenceGivenBack) or refused:
             return await self._target_with_room(lost)
+        self._short_since, self._full, self._pause = None, {}, _ROOM_SECONDS
         if not isinstance(lost, SequenceIdled):  # else it has not failed, and may go on
             self._leave(self._target)
-            self._target.note_failure()
+            if isinstance(lost, Unavailable):
+                self._target.note_failure()
         self._targets.close()
         self._replacements += 1
         if self._replacements > _MOST_REPLACEMENTS or not self._budget.take():
             lost.add_note("it was moved too often, or too many texts were")
             raise lost
         replica = await self._pool.next_target(
-            self._capabilities, self._left, self._patience, self._prefix
+            self._capabilities,
+            self._left,
+            self._patience if isinstance(lost, Unavailable) else 0.0,
+            self._prefix,
         )
         if replica is None:
             raise lost
         return self._target_on(replica)
 
-    async def _target_with_room(self, lost: SequenceGivenBack | Exhausted) -> TextTarget:
+    async def _target_with_room(self, lost: TandemError) -> TextTarget:
         """A target to ask for room: another one as long as there is one that was not asked, then
         all again. No target has failed, and the text has not: no budget is touched.
 

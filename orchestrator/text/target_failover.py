@@ -70,7 +70,6 @@ class TargetWithFailover:
         self._vocab_size = vocab_size
         self._emitted = list(generation.received_ids)
         self._given_back = 0
-        self._resumes = False  # the round that is on was given back, and is still to be decided
         self._carry: Any = None
         self._target: TextTarget
 
@@ -129,7 +128,7 @@ class TargetWithFailover:
         Raises:
             TandemError: no target could be opened.
         """
-        decided = await self._open_any()
+        decided, _ = await self._open_any()
         assert decided is not None  # a token is drawn where there is no carry
         return self._keep(decided)
 
@@ -218,34 +217,40 @@ class TargetWithFailover:
                 position or the text resumes.
         """
         while True:
-            self._resumes = isinstance(lost, SequenceGivenBack)
+            resumes = isinstance(lost, SequenceGivenBack)
             await self._replace(lost)
-            if not self._resumes:
+            if not resumes:
                 self.round += 1
-            opened = await self._open_any()
+            opened, resumed = await self._open_any(resumes=resumes)
             if opened is not None:
                 return None, opened
-            if not self._resumes:
+            if not resumed:
                 self.round += 1
             try:
                 return await owed()
             except Unavailable as again:
                 lost = again
 
-    async def _open_any(self) -> VerdictReply | None:
-        """Open the target, or the next one that can be. A target of an earlier release cannot
-        resume: it draws a token in place of the round, under that one's number."""
+    async def _open_any(self, *, resumes: bool = False) -> tuple[VerdictReply | None, bool]:
+        """Open the target, or the next one that can be.
+
+        Args:
+            resumes: the round that is on was given back. A target of an earlier release cannot
+                resume, and draws a token in place of the round, under that one's number.
+
+        Returns:
+            What was drawn, and whether the text resumes.
+        """
         rule = self._generation.rule
         sizes = self._generation.sizes
         gamma = sizes[0].gamma if rule.needs_every_draft else 0
         size = DraftSize(gamma, self._generation.most_nodes)
         while True:
-            prompt = self.prompt
-            self._resumes = self._resumes and self._target.resumes
-            if self._resumes:
+            prompt, can = self.prompt, resumes and self._target.resumes
+            if can:
                 prompt = replace(prompt, first_round=self.round - 1, resumes=True)
             try:
-                return await self._target.open(prompt, rule.name, size, self._carry)
+                return await self._target.open(prompt, rule.name, size, self._carry), can
             except (Unavailable, Exhausted) as lost:  # nothing was emitted of it
                 await self._replace(lost)
 
@@ -255,7 +260,7 @@ class TargetWithFailover:
         self._target = await self._peers.next_target(lost)
         # A text without room has no failure behind it, and may ask again and again.
         waits = isinstance(lost, (Exhausted, SequenceGivenBack))
-        log = _log.debug if waits else _log.warning
+        log = _log.info if waits else _log.warning
         log("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
 
     def _keep(self, decided: VerdictReply) -> VerdictReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,8 +16,9 @@ _LOOK_SECONDS = 0.1
 # Positions that are left free for each open sequence when another one opens: else those would need
 # its memory at once.
 _HEADROOM = 64
-# How long a sequence waits that goes before all others: running ones have to end first.
-_FIRST_SECONDS = 30.0
+# How long a sequence waits that goes before all others: running ones have to end first. If that is
+# not enough, no other one is admitted until it has come again.
+_FIRST_SECONDS, _TURN_SECONDS = 30.0, 3.0
 
 
 class AdmittedSequence(Protocol):
@@ -98,6 +99,7 @@ class Admission:
         # Released, and not reclaimed yet: room that is on its way.
         self._leaving: set[AdmittedSequence] = set()
         self._look: asyncio.TimerHandle | None = None
+        self._turn = 0.0  # of one that goes first, until then
         # Why nothing is admitted any more; empty while something may be.
         self._closed = ""
 
@@ -120,9 +122,10 @@ class Admission:
     def longest(self) -> int:
         """Tokens of the longest sequence that would not have to wait for memory; 0 where nothing
         is held."""
-        if self.limits.overcommit > 1:
-            return min(self.promises - self.promised, self._positions)
-        return min([pool.longest_free for pool in self._pools if pool.positions], default=0)
+        if self.limits.overcommit <= 1:
+            return min([pool.longest_free for pool in self._pools if pool.positions], default=0)
+        room = self._left > 0  # for a beginning
+        return max(min(self.promises - self.promised, self._positions), 0) if room else 0
 
     @property
     def _positions(self) -> int:
@@ -151,9 +154,9 @@ class Admission:
         if room.least is not None and limits.overcommit > 1:
             least = min(room.least + sequence.nodes, capacity)
         room = RoomWanted(capacity, least, room.first)
-        if (room.first or not self._waiting) and self._try(sequence, room):
+        if not any(self._goes_before(room)) and self._try(sequence, room):
             return least < capacity
-        if len(self._waiting) >= limits.max_waiting:
+        if len(self._waiting) >= limits.max_waiting and not room.first:
             raise Exhausted(
                 f"all {limits.max_sequences} sequences are taken or the KV cache is full, and"
                 f" {len(self._waiting)} others wait; try another replica, or later"
@@ -162,7 +165,8 @@ class Admission:
         self._waiting[sequence] = (room, granted)
         seconds = limits.wait_seconds
         if room.first:
-            self._waiting.move_to_end(sequence, last=False)
+            for other in [one for one, (its, _) in self._waiting.items() if not its.first]:
+                self._waiting.move_to_end(other)
             seconds = max(seconds, _FIRST_SECONDS)
         self._look_for_room()
         try:
@@ -180,6 +184,8 @@ class Admission:
             ) from None
         finally:
             self._waiting.pop(sequence, None)
+            if room.first and not granted.done():  # it comes again, and keeps its turn
+                self._turn = asyncio.get_running_loop().time() + _TURN_SECONDS
             # Those behind a large one that gave up may fit.
             self.admit_waiting()
         return least < capacity
@@ -211,6 +217,7 @@ class Admission:
             return
         if len(self._leaving) < len(self._waiting):
             self.make_room()
+        self.admit_waiting()  # those whose turn it was not
         self._look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look_for_room)
 
     def admit_waiting(self) -> None:
@@ -218,9 +225,16 @@ class Admission:
         for sequence, (room, granted) in list(self._waiting.items()):
             if granted.done():
                 continue
-            if not self._try(sequence, room):
+            if self._is_others_turn(room) or not self._try(sequence, room):
                 return
             granted.set_result(None)
+
+    def promise_no_more(self, sequences: Iterable[AdmittedSequence]) -> None:
+        """These were given back, whose callers have yet to hear of it; they keep their slots."""
+        for sequence in sequences:
+            if sequence in self._open:
+                self.promised -= self._open[sequence]
+                self._open[sequence] = 0
 
     def close(self, reason: str) -> None:
         """Fail all that wait, and all that come later."""
@@ -243,8 +257,8 @@ class Admission:
                 return False
             caches.append(cache)
         sequence.caches = caches
-        self._open[sequence] = room.capacity
-        self.promised += room.capacity
+        promised = self._open[sequence] = room.capacity if self._positions else 0
+        self.promised += promised
         self.opened += 1
         return True
 
@@ -255,6 +269,20 @@ class Admission:
             return True
         if self.promised + room.capacity > self.promises:
             return False
-        least = room.capacity if room.least is None else room.least
-        left = min(pool.free_positions for pool in self._pools if pool.positions) - least
-        return least == room.capacity or left >= _HEADROOM * len(self._open)
+        return room.least in (None, room.capacity) or self._left >= (room.least or 0)
+
+    @property
+    def _left(self) -> int:
+        """Positions that a sequence may open with, if it is to grow."""
+        free = min([pool.free_positions for pool in self._pools if pool.positions], default=0)
+        return free - _HEADROOM * len(self._open)
+
+    def _goes_before(self, room: RoomWanted) -> Iterator[bool]:
+        """For each that waits, whether it comes before one that has come now."""
+        yield self._is_others_turn(room)
+        for its, _ in self._waiting.values():
+            yield its.first or not room.first
+
+    def _is_others_turn(self, room: RoomWanted) -> bool:
+        """Whether one that goes first was refused, and is about to come again."""
+        return not room.first and asyncio.get_running_loop().time() < self._turn

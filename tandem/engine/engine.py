@@ -238,10 +238,9 @@ class Engine:
             self._jobs = _going_on(self._jobs)
             opened = self.admission.open_sequences
             batch = select(self._jobs, opened, self._limits, self._saved)
-            given_back = self._growing.make_room(batch)
-            if given_back is not None:
-                self._end_given_back(len(given_back))
-            elif batch:
+            if not self._has_room(batch):
+                continue
+            if batch:
                 if self._saved < self._most_saved or any(job.opening for job in batch):
                     self._saved = saved_behind(batch, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
@@ -313,12 +312,20 @@ class Engine:
         if reclaimed:
             self._on_loop(self.admission.admit_waiting)
 
-    def _end_given_back(self, sequences: int) -> None:
-        """End the jobs of sequences that were given back, behind what they have reported.
-
-        Args:
-            sequences: that were.
-        """
+    def _has_room(self, batch: Sequence[Job[Any]]) -> bool:
+        """Whether a step has room as it was selected; else jobs have ended for it, behind what they
+        have reported."""
+        try:
+            given_back = self._growing.make_room(batch, self._jobs)
+        except Exception:  # moving a text takes memory of the device
+            _log.exception("no room can be made", requests=[job.request_id for job in batch])
+            given_back = []
+            for job in batch:
+                job.end(EngineFailure("the engine failed on this batch; see the service's log"))
+            if self._stepper is not None:
+                self._check_device(self._stepper)
+        if given_back is None:
+            return True
         self._tell()
         ended = []
         for job in self._jobs:
@@ -327,10 +334,12 @@ class Engine:
             if job.over:
                 ended.append(job)
         self._jobs = _going_on(self._jobs)
-        if sequences:
-            _log.info("sequences given back for memory", count=sequences)
-            self.on_given_back(sequences)
+        if given_back:
+            _log.info("sequences given back for memory", count=len(given_back))
+            self.on_given_back(len(given_back))
+            self._on_loop(partial(self.admission.promise_no_more, given_back))
         self._leave(ended, time.perf_counter())
+        return False
 
     def _guarded_step(self, jobs: Sequence[Job[Any]], gathering_ns: int) -> None:
         """A failure of the model ends this batch, and no other sequence."""

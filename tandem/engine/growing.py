@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tandem.engine.admission import AdmittedSequence
+from tandem.engine.asks import Draw, Review
 from tandem.engine.job import Job
 from tandem.errors import OutOfRoom
 
@@ -43,8 +45,12 @@ class GrowingSequences:
             return None
         return OutOfRoom("older sequences needed the memory; open the text again where it is")
 
-    def make_room(self, jobs: Jobs) -> Sequence[AdmittedSequence] | None:
+    def make_room(self, jobs: Jobs, others: Jobs = ()) -> Sequence[AdmittedSequence] | None:
         """Room for the next feeds of all jobs.
+
+        Args:
+            jobs: of the step that is to come.
+            others: that wait for another step.
 
         Returns:
             None where there is. Else the sequences that were given back for it, whose jobs the
@@ -58,18 +64,37 @@ class GrowingSequences:
                     job.end(OutOfRoom("no room for a draft that is prepared"))
                     ended = True
                     break
-                youngest, _ = self._growing.popitem()
+                youngest = self._youngest(job, (*jobs, *others))
+                del self._growing[youngest]
                 self._gone.add(youngest)
                 self._reclaim(youngest)
                 given_back.append(youngest)
         return given_back if given_back or ended else None
 
+    def _youngest(self, job: Job[object], jobs: Jobs) -> AdmittedSequence:
+        """Who goes for a job. Not who is drafting: how long that takes hangs on what it has drawn,
+        and to drop a draft for it would bias its text."""
+        drafting = {one.sequence for one in jobs if one.drafting and not one.idle}
+        free = (one for one in reversed(self._growing) if one not in drafting)
+        return next(free, job.sequence)
+
 
 def _fits(job: Job[object]) -> bool:
-    """Whether a job's sequence holds what its next feed needs, by now."""
+    """Whether a job's sequence holds what its next feed needs, by now; with the first draw of a
+    draft, what all of the draft needs in each of its caches, and its verdict."""
     ask = job.ask
     assert ask is not None
     cache = ask.feed.cache  # type: ignore[union-attr]  # only asks for passes wait between steps
-    tokens = (job.chunk if job.opening else job.tokens) + getattr(ask, "follow", 0)
-    wanted: int = min(cache.used + tokens, cache.promised)
-    return wanted <= cache.capacity or cache.pool.grow(cache, wanted)
+    wanted = cache.used + (job.chunk if job.opening else job.tokens)
+    if job.idle:
+        return bool(min(wanted, cache.promised) <= cache.capacity)
+    if not isinstance(ask, (Draw, Review)):
+        return _holds(cache, wanted)
+    if isinstance(ask, Draw):
+        wanted += max(ask.follow, ask.nodes - ask.node)
+    return all(_holds(one, wanted) for one in job.sequence.caches if one.pool is not None)
+
+
+def _holds(cache: Any, wanted: int) -> bool:
+    wanted = min(wanted, cache.promised)
+    return wanted <= cache.capacity or bool(cache.pool.grow(cache, wanted))

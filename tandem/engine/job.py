@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tandem.engine.asks import Ask, DrawFrom, Lap, Steps, Take
+from tandem.engine.asks import Ask, Draw, DrawFrom, DrawTogether, Lap, Review, Steps, Take
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 
@@ -41,6 +41,7 @@ class Job(Generic[T]):
         chunk: prompt tokens that the step at hand takes.
         opens: whether it is its sequence's first.
         grows: whether that sequence holds less memory than it was promised.
+        drafting: whether it has drawn tokens that are not reported, or handed over at its end.
         idle: whether no text waits for it: it is computed where nothing else is to be.
         on_report: takes each result that comes before the end, on the event loop.
         result: what the steps returned.
@@ -59,6 +60,7 @@ class Job(Generic[T]):
     ask: Ask | None = None
     chunk: int = 0
     opens: bool = False
+    drafting: bool = False
     grows: bool = False
     idle: bool = False
     on_report: Callable[[Any, StageTimes], None] | None = None
@@ -94,6 +96,7 @@ class Job(Generic[T]):
 
     def start(self, gathering_ns: int, now_ns: int) -> None:
         """A step begins, before which the engine waited for others from `gathering_ns` on."""
+        self.drafting |= isinstance(self.ask, (Draw, DrawTogether, Review))
         self.times.waited(self.idle_ns, gathering_ns, now_ns)
         self.idle_ns = now_ns
 
@@ -124,6 +127,7 @@ class Job(Generic[T]):
         """Keep a result for the end of the step, and go on."""
         laps, self._laps = self._laps, []
         self.reports.append(JobReport(result, self._turn(), laps))
+        self.drafting = False
         self.resume()
 
     def _lap(self, step: str) -> StageTimes:

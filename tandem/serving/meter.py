@@ -63,7 +63,9 @@ class EngineMeter:
             # Asked each time: a model that goes over to a faster pass has another cache.
             for state, read in _POSITIONS.items():
                 watch(metrics.KV_POSITIONS, partial(_sum, read, models), role, state)
-            watch(metrics.KV_PROMISED, lambda: admission.promised, role)
+            # Of all models together, as the positions are.
+            pools = sum(1 for model in models if model.positions)
+            watch(metrics.KV_PROMISED, lambda: admission.promised * pools, role)
             watch(metrics.KV_LONGEST, lambda: admission.longest, role)
 
     def stepped(self, sequences: int) -> None:

@@ -35,7 +35,7 @@ class OpenRequest(Protocol):
     fingerprint: str
     emitted_tokens: int
     cache_salt: str
-    in_full: bool
+    may_be_given_back: bool
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -274,8 +274,8 @@ OF_GROWING = (
     Mutant(
         "growing: a text that is moved leaves its last position behind",
         _EXTENTS,
-        "if used := cache.used:",
-        "if used := cache.used - 1:",
+        "if (used := cache.used) and",
+        "if (used := cache.used - 1) and",
         (_PREFIXES,),
     ),
     Mutant(
@@ -295,8 +295,8 @@ OF_GROWING = (
     Mutant(
         "growing: the oldest is given back",
         _GROWING,
-        "youngest, _ = self._growing.popitem()",
-        "youngest = next(iter(self._growing))\n                del self._growing[youngest]",
+        "for one in reversed(self._growing)",
+        "for one in self._growing",
         (_GROWING_TESTS,),
     ),
     Mutant(
@@ -309,8 +309,8 @@ OF_GROWING = (
     Mutant(
         "growing: a draft that nobody waits for takes a text's room",
         _GROWING,
-        "if job.idle:",
-        "if job.idle and job.opens:",
+        "                if job.idle:\n",
+        "                if job.idle and job.opens:\n",
         (_GROWING_TESTS,),
     ),
     Mutant(
@@ -330,8 +330,8 @@ OF_GROWING = (
     Mutant(
         "orchestrator: the round that was given back is left out",
         _FAILOVER,
-        "self._resumes = isinstance(lost, SequenceGivenBack)",
-        "self._resumes = False",
+        "resumes = isinstance(lost, SequenceGivenBack)",
+        "resumes = False",
         (_GIVEN_BACK,),
     ),
     Mutant(
@@ -344,15 +344,15 @@ OF_GROWING = (
     Mutant(
         "orchestrator: a text that is given back counts as moved",
         "orchestrator/pool/peers_of_text.py",
-        "if isinstance(lost, SequenceGivenBack) or self._is_short(lost):",
-        "if self._is_short(lost):",
+        "if isinstance(lost, SequenceGivenBack) or refused:",
+        "if refused:",
         (_GIVEN_BACK,),
     ),
     Mutant(
         "orchestrator: a target of an earlier release is asked to resume",
         _FAILOVER,
-        "self._resumes = self._resumes and self._target.resumes",
-        "pass",
+        "resumes and self._target.resumes",
+        "resumes",
         (_GIVEN_BACK,),
     ),
 )

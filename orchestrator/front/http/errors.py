@@ -30,6 +30,7 @@ _KINDS: dict[type[errors.TandemError], _Kind] = {
     errors.Exhausted: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
     errors.Unavailable: _BUSY,
     errors.SequenceIdled: _BUSY,
+    errors.SequenceGivenBack: _BUSY,
     errors.DrafterLost: _BUSY,
     errors.IdleTimeout: _Kind(408, "invalid_request_error", "client_too_slow"),
     errors.DeadlineExceeded: _LATE,

@@ -948,10 +948,9 @@ class SequenceEnd(google.protobuf.message.Message):
     sentence: builtins.str
     """sentence says what went wrong; at most 500 characters."""
     given_back: builtins.bool
-    """given_back: the service needed the sequence's memory for others (ABORTED). Nothing was decided
-    or drafted of the step that it was asked for last. The service has not failed: the caller opens
-    the text again where it is (target: `resumes`), and waits for room if there is none. A caller
-    that does not know this field does the same as behind an idle sequence, which is ABORTED too.
+    """given_back: the service needed the sequence's memory for others (ABORTED), which it does only
+    where `open` allows it. The round that was to come is not begun. The service has not failed: the
+    caller opens the text again where it is (target: `resumes`), and waits for room if there is none.
     """
     def __init__(
         self,

@@ -110,7 +110,7 @@ class OpenSequence(google.protobuf.message.Message):
     FINGERPRINT_FIELD_NUMBER: builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
-    IN_FULL_FIELD_NUMBER: builtins.int
+    MAY_BE_GIVEN_BACK_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     target_vocab_size: builtins.int
@@ -139,9 +139,10 @@ class OpenSequence(google.protobuf.message.Message):
     salt; the empty one is a salt like any other. It says whose texts may share, not what they are:
     it changes no token. At most 128 characters.
     """
-    in_full: builtins.bool
-    """in_full: the sequence gets room for all of max_new_tokens before it opens, and is not given
-    back: its text repeats only with every draft.
+    may_be_given_back: builtins.bool
+    """may_be_given_back: the text can do without drafts where the sequence ends with
+    SequenceEnd.given_back. Unset, the sequence gets room for all of max_new_tokens before it opens,
+    and stays.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -166,10 +167,10 @@ class OpenSequence(google.protobuf.message.Message):
         fingerprint: builtins.str = ...,
         emitted_tokens: builtins.int = ...,
         cache_salt: builtins.str = ...,
-        in_full: builtins.bool = ...,
+        may_be_given_back: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "in_full", b"in_full", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "may_be_given_back", b"may_be_given_back", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 

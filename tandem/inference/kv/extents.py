@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -187,7 +187,8 @@ class SequenceCache:
         self.salt = salt
         if salt is not None:
             self.looked_up = len(token_ids)
-            self.pool.adopt(self, token_ids, salt)
+            # A text that opens late may have outgrown what it holds.
+            self.pool.adopt(self, token_ids[: self.capacity + 1], salt)
         self.found = self.length
         return self.found
 
@@ -328,14 +329,16 @@ class Extents(PositionPool):
         return None if start is None else SequenceCache(self, start, held, promised=capacity)
 
     def grow(self, cache: SequenceCache, capacity: int) -> bool:
-        """See `PositionPool`: into the gap behind its extent, or into a larger one elsewhere, by
-        half if there is one, so that a text is not moved again and again."""
+        """See `PositionPool`: into the gap behind its extent, else into a larger one elsewhere; by
+        half if that is free, so that a text is not moved again and again."""
         ample = min(max(capacity, cache.capacity + cache.capacity // 2), cache.promised)
         with self._lock:
-            for wanted in (ample, capacity):
-                if self._extend(cache, wanted) or self._move_to_larger(cache, wanted):
-                    return True
-        return False
+            return (
+                self._extend(cache, ample)
+                or self._extend(cache, capacity)
+                or self._move_to_larger(cache, ample, self._start_of)
+                or self._move_to_larger(cache, capacity, self._found)
+            )
 
     def _extend(self, cache: SequenceCache, capacity: int) -> bool:
         """Take the positions behind an extent, if they are free."""
@@ -347,16 +350,23 @@ class Extents(PositionPool):
         cache.capacity = capacity
         return True
 
-    def _move_to_larger(self, cache: SequenceCache, capacity: int) -> bool:
-        """Move a sequence into an extent of this size, if there is a gap for it, which may have the
-        sequence's own extent in it."""
+    def _move_to_larger(
+        self, cache: SequenceCache, capacity: int, take: Callable[[int], int | None]
+    ) -> bool:
+        """Move a sequence into an extent of this size, which may have its own one in it.
+
+        Args:
+            cache: the sequence's.
+            capacity: the size.
+            take: takes an extent of a size, if there is one.
+        """
         before, held = cache.start, cache.capacity
         self._give(before, held)
-        start = self._found(capacity)
+        start = take(capacity)
         if start is None:
             self._take(before, held)
             return False
-        if used := cache.used:
+        if (used := cache.used) and start != before:
             self.move(range(before, before + used), range(start, start + used))
         for block in cache.blocks:  # others copy them, and so no other sequence holds them
             block.place += start - before

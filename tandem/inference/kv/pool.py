@@ -19,6 +19,10 @@ from tandem.inference.kv.extents import Extents, SequenceCache
 __all__ = ["KVPool", "SequenceCache"]
 
 
+# Positions that are copied aside at a time, where a text's old and new places overlap.
+_PIECE = 256
+
+
 class KVPool(Extents, Cache):  # type: ignore[misc]
     """Keys and values [heads, positions, head_dim] of every layer, allocated once.
 
@@ -98,11 +102,16 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         if not self.keys:
             return
         first, count = slots[0], len(slots)
-        apart = abs(first - to[0]) >= count
+        by = abs(first - to[0])
         all_layers = self._together or [states[None] for states in (*self.keys, *self.values)]
-        if apart and list(slots) == list(range(first, first + count)):
+        if by >= count and list(slots) == list(range(first, first + count)):
             for layers in all_layers:  # in a line, as those of a prefix mostly are
                 layers.narrow(2, to[0], count).copy_(layers.narrow(2, first, count))
+            return
+        if count > _PIECE:  # a text that is moved within its room: not all of it is copied aside
+            pieces = [slice(at, at + _PIECE) for at in range(0, count, _PIECE)]
+            for piece in pieces if to[0] < first else reversed(pieces):
+                self.move(slots[piece], to[piece])
             return
         index = torch.tensor(slots, dtype=torch.int64)
         index = index.to(self.keys[0].device, non_blocking=True)

@@ -79,7 +79,7 @@ class DraftCall:
             fingerprint=self._replica.fingerprint,
             emitted_tokens=prompt.emitted_tokens,
             cache_salt=prompt.cache_salt,
-            in_full=prompt.in_full,
+            may_be_given_back=not prompt.in_full,
         )
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.

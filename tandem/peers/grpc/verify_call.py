@@ -93,13 +93,16 @@ class VerifyCall:
             log_probs=wanted_to(prompt.log_probs),
             cache_salt=prompt.cache_salt,
             resumes=prompt.resumes,
-            in_full=prompt.in_full,
+            may_be_given_back=not prompt.in_full,
+            goes_first=prompt.in_full,
         )
         self._log_probs = prompt.log_probs
         message = target_pb2.SequenceRequest(open=request)
         span = self._record.spans.call("prefill", VERIFY_METHOD, self._call.address)
         tokens = len(prompt.token_ids)
-        seconds = self._waits.opening(tokens, usual=prompt.usual)
+        # Room for all of a text may take long to come.
+        usual = prompt.usual and not prompt.in_full
+        seconds = self._waits.opening(tokens, usual=usual)
         reply = await self._call.open(message, "opened", seconds, span)
         opened = reply.opened
         self._replica.require_same(opened)

@@ -53,9 +53,9 @@ class Prompt:
     @property
     def usual(self) -> bool:
         """Whether its opening takes as long as those of other prompts of its length: log
-        probabilities of a prompt, a grammar, and room for all of a text take longer."""
+        probabilities of a prompt, and a grammar, take longer."""
         told = self.log_probs is not None and self.log_probs.prompt
-        return not (told or self.in_full) and self.sampling.shaping.grammar is None
+        return not told and self.sampling.shaping.grammar is None
 
 
 class AheadWay(IntEnum):

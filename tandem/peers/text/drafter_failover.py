@@ -35,6 +35,8 @@ _MOST_LOSSES = 8
 # A drafter that is not asked for this long is let go, so that others get its slot and memory. A
 # full drafter takes them back by itself, but later (FULL_IDLE_SECONDS).
 REST_SECONDS = 10.0
+# How long a text does without the drafter that needed its memory, at first and at most.
+_AWAY_SECONDS, _MOST_AWAY_SECONDS = 0.25, 30.0
 
 
 class DrafterWithFailover:
@@ -85,6 +87,8 @@ class DrafterWithFailover:
         self._opening: asyncio.Task[object] | None = None
         self._late = False
         self._losses = 0
+        # It was given back: until when it stays away, by time.monotonic(), and how long next time.
+        self._not_before, self._away = 0.0, _AWAY_SECONDS
         self._asked = time.monotonic()
         # Emitted, and not told to the drafter yet.
         self._untold: list[int] = []
@@ -199,7 +203,7 @@ class DrafterWithFailover:
                 self._late = False
                 drafter = await self._with_room(self._wait_for)
                 self._open(drafter, drafts_at_once=True)
-            elif self._drafter is None:
+            elif self._drafter is None and time.monotonic() >= self._not_before:
                 self.begin_late()
             if self._drafter is None or (self._late and self._opening and not self._opening.done()):
                 return False
@@ -244,10 +248,14 @@ class DrafterWithFailover:
 
     def _lose(self, error: TandemError, round_: int) -> None:
         _log.warning("drafter lost", error=str(error), notes=notes_of(error), round=round_)
-        # A text that waits for room is refused as often as it takes; and one whose drafter needed
-        # its memory goes on without drafts as often as it takes.
-        refused = isinstance(error, Exhausted) and self._wait_for is not None
-        self._losses += not (refused or isinstance(error, SequenceGivenBack))
+        # A text that waits for room is refused as often as it takes. One that was given back comes
+        # back later each time: its drafter computes all of it again.
+        given_back = isinstance(error, SequenceGivenBack)
+        if given_back:
+            self._not_before = time.monotonic() + self._away
+            self._away = min(2 * self._away, _MOST_AWAY_SECONDS)
+        waits = self._wait_for is not None or self._not_before > 0
+        self._losses += not (given_back or (isinstance(error, Exhausted) and waits))
         self.lost = True
         if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
             self._on_loss(error)

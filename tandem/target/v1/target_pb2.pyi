@@ -139,7 +139,8 @@ class OpenSequence(google.protobuf.message.Message):
     LOG_PROBS_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
     RESUMES_FIELD_NUMBER: builtins.int
-    IN_FULL_FIELD_NUMBER: builtins.int
+    MAY_BE_GIVEN_BACK_FIELD_NUMBER: builtins.int
+    GOES_FIRST_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -180,12 +181,17 @@ class OpenSequence(google.protobuf.message.Message):
     resumes: builtins.bool
     """resumes: the text goes on between two rounds, after a target gave it back. No token is drawn
     from the prefill: first_round is the number of the text's last round, and the first step has to
-    be the round that was given back, under its own number, so that the text is the same as if it
-    had stayed. Only where ModelInfo.overcommit is set; emitted_tokens is not 0.
+    be the round that was given back, under its own number: its verdict is what it would have been.
+    Only where ModelInfo.overcommit is set; emitted_tokens is not 0.
     """
-    in_full: builtins.bool
-    """in_full: the sequence gets room for all of max_new_tokens before it opens, waits for it before
-    others, up to 30 s, and is not given back. For a text that was given back three times.
+    may_be_given_back: builtins.bool
+    """may_be_given_back: the caller goes on with the text where the sequence ends with
+    SequenceEnd.given_back. Unset, the sequence gets room for all of max_new_tokens before it opens,
+    and stays. Without effect where the verifier has fixed_gamma, and where ModelInfo.overcommit is 1.
+    """
+    goes_first: builtins.bool
+    """goes_first: the sequence waits for room before all others, and longer (30 s, or
+    ADMISSION_SECONDS if that is more). For a text that was given back three times.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -244,10 +250,11 @@ class OpenSequence(google.protobuf.message.Message):
         log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
         cache_salt: builtins.str = ...,
         resumes: builtins.bool = ...,
-        in_full: builtins.bool = ...,
+        may_be_given_back: builtins.bool = ...,
+        goes_first: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "log_probs", b"log_probs", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "in_full", b"in_full", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "resumes", b"resumes", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "goes_first", b"goes_first", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "may_be_given_back", b"may_be_given_back", "request_id", b"request_id", "resumes", b"resumes", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 

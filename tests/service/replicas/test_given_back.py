@@ -148,7 +148,7 @@ async def test_the_round_that_was_given_back_is_decided_with_its_draft() -> None
     assert drafter.opened == 1
     assert reply.summary.given_back == 5
     assert not reply.summary.undrafted_rounds
-    told = [(o.resumes, o.first_round, o.in_full) for o in target.openings]
+    told = [(o.resumes, o.first_round, o.goes_first) for o in target.openings]
     assert told == [
         *[(False, 0, False)],
         *[(True, 1, False), (True, 1, True)],
