@@ -178,14 +178,14 @@ class Admission:
                 self.reclaim(sequence)
             if not isinstance(error, TimeoutError):
                 raise
+            if room.first:  # it comes again, and keeps its turn
+                self._turn = asyncio.get_running_loop().time() + _TURN_SECONDS
             raise Exhausted(
                 f"all {limits.max_sequences} sequences are taken or the KV cache is full, for"
                 f" more than {seconds:g} s; try another replica, or later"
             ) from None
         finally:
             self._waiting.pop(sequence, None)
-            if room.first and not granted.done():  # it comes again, and keeps its turn
-                self._turn = asyncio.get_running_loop().time() + _TURN_SECONDS
             # Those behind a large one that gave up may fit.
             self.admit_waiting()
         return least < capacity

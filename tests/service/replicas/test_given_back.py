@@ -15,12 +15,13 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.support.waiting import until
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
@@ -119,13 +120,13 @@ async def test_a_drafter_gives_back_texts_that_can_do_without(
     small = {"cache_tokens": 400, "overcommit": 4}
     async with small_caches(random_pair, {}, small) as stub:
         seeded = [text(stub, n, {"gamma": 3}, seed=n) for n in range(3)]
+        kept = [text(stub, 3, {"verifier": "greedy_block"})]
         free = [text(stub, n, {"gamma": 3}) for n in range(5)]
-        replies = await asyncio.gather(*seeded, *free)
+        replies = await asyncio.gather(*seeded, *kept, *free)
     assert all(len(reply.token_ids) == TOKENS for reply in replies)
     assert not any(reply.summary.given_back for reply in replies), "the target had room"
-    assert not any(reply.summary.undrafted_rounds for reply in replies[:3])
-    assert any(reply.summary.undrafted_rounds for reply in replies[3:])
-    assert all(reply.summary.drafted_tokens for reply in replies)
+    assert not any(reply.summary.undrafted_rounds for reply in replies[:4])
+    assert any(reply.summary.undrafted_rounds for reply in replies[4:])
 
 
 def give_back(target: FakeTarget, rounds: list[int | None]) -> None:
@@ -223,3 +224,23 @@ async def test_a_text_waits_for_room_as_long_as_its_caller() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await stub.Complete(request(), timeout=0.5)
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_drafter_without_a_cache_promises_nothing() -> None:
+    async with AsyncExitStack() as stack:
+        own = DrafterSettings(method="lookup", overcommit=4)
+        server = await start(stack, make_drafter(own))
+        channel = await connect(stack, address_of(server))
+        stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
+        reply = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest(), wait_for_ready=True)
+    assert reply.info.overcommit == 4
+    stats = reply.stats
+    assert (stats.promised_tokens, stats.held_tokens, stats.longest_tokens) == (0, 0, 0)
+
+
+async def test_a_request_that_is_too_large_waits_for_no_room() -> None:
+    drafter, target = FakeDrafter(), FakeTarget(overcommit=4, max_message_bytes=1000)
+    async with orchestrate(drafter, target) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Complete(request(prompt_token_ids=[50] * 900), timeout=HANG_SECONDS)
+    assert refused.value.code() != grpc.StatusCode.DEADLINE_EXCEEDED

@@ -250,3 +250,46 @@ async def test_who_goes_first_waits_before_all_others_and_longer() -> None:
     assert first.caches[0].capacity == 95
     place.end(first)
     await later
+
+
+async def test_who_goes_first_and_is_refused_keeps_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.engine.admission._FIRST_SECONDS", 0.0)
+    place = overcommitted(4, positions=100, seconds=0.05)
+    holding = await place.enter(100)
+    first = RoomWanted(95, first=True)
+    with pytest.raises(Exhausted):
+        await place.admission.admit(Sequence(), first)
+    place.end(holding)
+    with pytest.raises(Exhausted):  # it would fit
+        await place.enter(10)
+    again = Sequence()
+    assert not await place.admission.admit(again, first)
+    place.end(again)
+
+
+async def test_those_that_go_first_do_so_in_their_order() -> None:
+    place = overcommitted(4, positions=100)
+    holding = await place.enter(100)
+    sequences = [Sequence() for _ in range(3)]
+    waiting = [
+        asyncio.create_task(place.admission.admit(one, RoomWanted(90, first=True)))
+        for one in sequences
+    ]
+    await asyncio.sleep(0)
+    place.end(holding)
+    for one, task in zip(sequences, waiting, strict=True):
+        await task
+        place.end(one)
+
+
+async def test_what_was_given_back_is_promised_no_more() -> None:
+    place = overcommitted(2)
+    sequence = Sequence()
+    await place.admission.admit(sequence, RoomWanted(500, least=20))
+    place.admission.reclaim(sequence)
+    place.admission.promise_no_more([sequence])
+    assert (place.admission.promised, place.admission.open_sequences) == (0, 1)
+    assert place.admission.release(sequence)
+    assert place.admission.promised == 0

@@ -10,22 +10,26 @@ from typing import Any
 import pytest
 
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.methods import METHODS
 from tandem.engine import growing
-from tandem.engine.admission import AdmissionLimits
+from tandem.engine.admission import AdmissionLimits, RoomWanted
 from tandem.engine.asks import Score
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits
-from tandem.errors import OutOfRoom
+from tandem.errors import EngineFailure, OutOfRoom
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import Extents, SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.suited import rules_for
 from tests.support.models.engines import target_sequence
 from tests.support.models.tiny import (
+    VOCAB_SIZE,
     TargetEngine,
     Text,
+    make_drafter,
     make_method,
     make_target,
     random_llama,
@@ -193,3 +197,59 @@ async def test_a_draft_that_nobody_waits_for_takes_no_texts_room() -> None:
         await target.verify(old, 1, PLAIN)
         for sequence in (young, old):
             target.release(sequence)
+
+
+async def test_where_no_room_can_be_made_a_text_ends_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = overcommitted(256)
+    async with running(target):
+        one, other = target_sequence([1]), target_sequence([2])
+        await target.begin(one, 0, 100, 1)
+        await target.begin(other, 0, 100)
+
+        def fail(*of: Any) -> bool:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(growing, "_fits", fail)
+        with pytest.raises(EngineFailure):
+            await target.verify(one, 1, PLAIN)
+        monkeypatch.undo()
+        await target.verify(other, 1, PLAIN)
+        for sequence in (one, other):
+            target.release(sequence)
+    assert target.decoder.free_positions == 256
+
+
+async def test_a_draft_has_its_room_before_its_first_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its later passes none is looked for, so that what was drawn decides no draft's end."""
+    places = AdmissionLimits(64, 64, 60, overcommit=4)
+    drafter = make_drafter(random_llama(2), places=places)
+    sequence = DraftSequence([1, 2, 3], SAMPLED, VOCAB_SIZE)
+    grown: list[int] = []
+    grow = Extents.grow
+
+    def noted(pool: Extents, cache: SequenceCache, capacity: int) -> bool:
+        grown.append(capacity)
+        return grow(pool, cache, capacity)
+
+    async with running(drafter):
+        await drafter.open(sequence, drafter.drafter.open(sequence), RoomWanted(100, least=3))
+        monkeypatch.setattr(Extents, "grow", noted)
+        monkeypatch.setattr(Extents, "_extend", lambda pool, cache, capacity: False)
+        await drafter.draft(sequence, 1, [4], 8)
+        assert grown == [12]
+        drafter.release(sequence)
+
+
+def test_who_drafts_is_not_given_back_for_another() -> None:
+    given: list[Any] = []
+    sequences = [target_sequence([number]) for number in range(3)]
+    growing_ = growing.GrowingSequences(given.append)
+    for sequence in sequences:
+        growing_.begin(sequence)
+    jobs: list[Job[object]] = [Job(sequence, iter(())) for sequence in sequences]  # type: ignore[arg-type]
+    jobs[2].drafting = True
+    assert growing_._youngest(jobs[0], jobs) is sequences[1]
+    jobs[0].drafting = jobs[1].drafting = True
+    assert growing_._youngest(jobs[0], jobs) is sequences[0]

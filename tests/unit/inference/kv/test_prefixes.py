@@ -402,3 +402,28 @@ def test_a_hit_is_told_by_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks.add([], [1, 2], "", 0)
     assert [block.place for block in blocks.along([1, 2, 3], "")] == [0]
     assert list(blocks.along([2, 1, 3], "")) == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_takes_no_more_of_a_prefix_than_it_holds(form: Form) -> None:
+    """One that opens late, as a target's own drafter does, may have outgrown what it holds."""
+    world = World(*form(64))
+    before = world.open("", [1] * 20, 0)
+    assert before is not None
+    cache = world.pool.reserve(30, 6)
+    assert cache is not None
+    world.texts.append(Text("", [1] * 20, cache))
+    assert world.open("", [0] * 10, 0) is not None
+    assert cache.adopt([1] * 20, "") == 6
+    world.check()
+
+
+def test_a_long_text_is_moved_in_pieces_over_itself() -> None:
+    """Down and up, by less than a piece."""
+    pool = KVPool(2000)
+    for start in (0, 30, 10):
+        states = torch.arange(2000.0)[None, :, None]
+        pool.slots = torch.arange(2000)
+        pool.write(0, states, states)
+        pool.move(range(20, 920), range(start, start + 900))
+        assert pool.keys[0][0, start : start + 900, 0].equal(torch.arange(20.0, 920.0))
