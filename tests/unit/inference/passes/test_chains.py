@@ -23,6 +23,7 @@ from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.passes import chains, one_call
 from tandem.inference.passes import cuda_graphs as graph
+from tandem.inference.passes.backend import Backend
 from tandem.speculation.draft import Draft
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
@@ -58,6 +59,13 @@ def captured(name: str) -> Iterator[tuple[Decoder, Decoder, Recorder]]:
         own = decoder_over(build(row), "tiny", graph_rows=8, chains=CUT, **options)
         bare = decoder_over(build(row), "tiny", **options)
         yield own, bare, recorder
+
+
+@pytest.fixture(scope="module")
+def of_llama() -> Iterator[tuple[Decoder, Decoder, Recorder]]:
+    """For all tests, which leave its passes and its room as they were."""
+    with captured("llama") as decoders:
+        yield decoders
 
 
 def opened(decoder: Decoder, samplings: Sequence[Sampling]) -> list[DraftSequence]:
@@ -108,100 +116,125 @@ def same(ours: Sequence[Draft], theirs: Sequence[Draft]) -> bool:
     return told[0] == told[1] and bool((abs(weights[0] - weights[1]) < 3).all())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_drafts_are_those_that_are_drawn_token_by_token(name: str) -> None:
+def test_drafts_are_those_that_are_drawn_token_by_token(
+    of_llama: tuple[Decoder, Decoder, Recorder],
+) -> None:
+    require_the_same_drafts(*of_llama)
+
+
+def test_drafts_of_layers_with_windows_are_too() -> None:
+    with captured("gemma2") as decoders:
+        require_the_same_drafts(*decoders)
+
+
+def require_the_same_drafts(own: Decoder, bare: Decoder, recorder: Recorder) -> None:
     """Several texts and one, drafts of all sizes, and of several at once."""
     together = [[4] * 5, [8] * 5, [3] * 5, [2, 4, 8, 1, 5]]
-    with captured(name) as (own, bare, recorder):
-        before = recorder.replays
-        for samplings, gammas in (
-            (SAMPLINGS, together),
-            (SAMPLINGS[:1], [[4], [6], [1], [9]]),
-            (SAMPLINGS[1:2], [[4], [2]]),
-        ):
-            expected = drafts(bare, samplings, gammas)
-            assert same(drafts(own, samplings, gammas), expected)
-            assert len({tuple(draft.token_ids) for draft in expected}) > 1
-        assert recorder.replays > before
+    before = recorder.replays
+    for samplings, gammas in (
+        (SAMPLINGS, together),
+        (SAMPLINGS[:1], [[4], [6], [1], [9]]),
+        (SAMPLINGS[1:2], [[4], [2]]),
+    ):
+        expected = drafts(bare, samplings, gammas)
+        assert same(drafts(own, samplings, gammas), expected)
+        assert len({tuple(draft.token_ids) for draft in expected}) > 1
+    assert recorder.replays > before
 
 
-def test_a_draft_takes_one_replay_behind_its_first_token() -> None:
-    with captured("llama") as (own, _, recorder):
-        for gamma, replays in ((1, 0), (2, 1), (4, 1), (8, 1), (5, 2)):
-            passes = own.forward_passes, recorder.replays
-            drafts(own, SAMPLINGS, [[gamma] * 5])
-            # A prompt is one pass, by a captured one or not; so is the first token.
-            prompts = recorder.replays - passes[1] - replays
-            assert 1 <= prompts <= 2
-            assert own.forward_passes - passes[0] == 1 + gamma
+def test_a_draft_takes_one_replay_behind_its_first_token(
+    of_llama: tuple[Decoder, Decoder, Recorder],
+) -> None:
+    own, _, recorder = of_llama
+    for gamma, replays in ((1, 0), (2, 1), (4, 1), (8, 1), (5, 2)):
+        passes = own.forward_passes, recorder.replays
+        drafts(own, SAMPLINGS, [[gamma] * 5])
+        # A prompt is one pass, by a captured one or not; so is the first token.
+        prompts = recorder.replays - passes[1] - replays
+        assert 1 <= prompts <= 2
+        assert own.forward_passes - passes[0] == 1 + gamma
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("likely", [True, False])
-def test_drafts_that_are_prepared_are_drawn_token_by_token(likely: bool) -> None:
+def test_drafts_that_are_prepared_are_drawn_token_by_token(
+    of_llama: tuple[Decoder, Decoder, Recorder], likely: bool
+) -> None:
     """They stand on branches; the chain of the text itself goes on in one replay."""
     found = []
-    with captured("llama") as decoders:
-        for decoder in decoders[:2]:
-            drafter, stepper = ModelDrafter(decoder, Truncation(*CUT)), Stepper(decoder.device)
-            sequence = DraftSequence([3, 4, 5], SAMPLINGS[0], decoder.vocab_size, nodes=120)
-            cache = decoder.reserve(LONGEST + 120, 120)
-            assert cache is not None
-            sequence.caches.append(cache)
-            run(stepper, [sequence], drafter.open)
-            ahead, size = Ahead(drafter, sequence, LONGEST), DraftSize(4)
+    for decoder in of_llama[:2]:
+        drafter, stepper = ModelDrafter(decoder, Truncation(*CUT)), Stepper(decoder.device)
+        sequence = DraftSequence([3, 4, 5], SAMPLINGS[0], decoder.vocab_size, nodes=120)
+        cache = decoder.reserve(LONGEST + 120, 120)
+        assert cache is not None
+        sequence.caches.append(cache)
+        run(stepper, [sequence], drafter.open)
+        ahead, size = Ahead(drafter, sequence, LONGEST), DraftSize(4)
 
-            def draft(
-                emitted: list[int], round_: int, ahead: Ahead = ahead, size: DraftSize = size
-            ) -> Any:
-                return lambda _: ahead.go_on(round_, emitted, size, ())
+        def draft(
+            emitted: list[int], round_: int, ahead: Ahead = ahead, size: DraftSize = size
+        ) -> Any:
+            return lambda _: ahead.go_on(round_, emitted, size, ())
 
-            first: AheadDraft = run(stepper, [sequence], draft([6], 1))[0]
+        first: AheadDraft = run(stepper, [sequence], draft([6], 1))[0]
 
-            def prepare(_: object, ahead: Ahead = ahead, made: AheadDraft = first) -> Any:
-                return ahead.prepare(1, made.draft, DraftSize(4), 40)
+        def prepare(_: object, ahead: Ahead = ahead, made: AheadDraft = first) -> Any:
+            return ahead.prepare(1, made.draft, DraftSize(4), 40)
 
-            run(stepper, [sequence], prepare)
-            outcomes = [list(tokens) for tokens, _ in ahead.ready]
-            assert len(outcomes) > 3
-            emitted = outcomes[0] if likely else [first.draft.token_ids[0], 1]
-            second: AheadDraft = run(stepper, [sequence], draft(emitted, 2))[0]
-            assert (second.outcome is PreparedOutcome.HIT) == (emitted in outcomes)
-            found.append((first.draft.token_ids, outcomes, second.draft.token_ids))
-            decoder.release(cache)
+        run(stepper, [sequence], prepare)
+        outcomes = [list(tokens) for tokens, _ in ahead.ready]
+        assert len(outcomes) > 3
+        emitted = outcomes[0] if likely else [first.draft.token_ids[0], 1]
+        second: AheadDraft = run(stepper, [sequence], draft(emitted, 2))[0]
+        assert (second.outcome is PreparedOutcome.HIT) == (emitted in outcomes)
+        found.append((first.draft.token_ids, outcomes, second.draft.token_ids))
+        decoder.release(cache)
     assert found[0] == found[1]
 
 
-def test_what_does_not_fit_is_drawn_token_by_token() -> None:
+def test_what_does_not_fit_is_drawn_token_by_token(
+    of_llama: tuple[Decoder, Decoder, Recorder],
+) -> None:
     """More texts than are captured; and the end of a text that is as long as may be."""
+    own, bare, _ = of_llama
     many = [replace(SAMPLINGS[0], seed=i) for i in range(11)]
-    with captured("llama") as (own, bare, _):
-        for samplings, gammas in ((many, [[3] * 11]), (SAMPLINGS[:1], [[8]] * 6)):
-            assert same(drafts(own, samplings, gammas), drafts(bare, samplings, gammas))
+    for samplings, gammas in ((many, [[3] * 11]), (SAMPLINGS[:1], [[8]] * 6)):
+        assert same(drafts(own, samplings, gammas), drafts(bare, samplings, gammas))
+
+
+@pytest.fixture
+def without_chains(
+    of_llama: tuple[Decoder, Decoder, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> Backend:
+    """Its passes are captured, and no chains yet."""
+    backend = of_llama[0]._backends.current
+    assert backend.chains is not None
+    monkeypatch.setattr(backend, "chains", None)
+    return backend
 
 
 @torch.inference_mode()
-def test_without_room_for_them_chains_are_not_captured() -> None:
-    with captured("llama") as (own, _, _), capture_logs() as logs:
-        backend = own._backends.current
-        assert backend.chains is not None
-        backend.chains = None
-        graph.capture_chains(backend, 8, LONGEST, (0.99, 0))
-        assert backend.chains is None
+def test_without_room_for_them_chains_are_not_captured(
+    without_chains: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with capture_logs() as logs:
+        graph.capture_chains(without_chains, 8, LONGEST, (0.99, 0))
+        assert without_chains.chains is None
         assert logs == []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graph, "capture", lambda *_: 1 / 0)
-            graph.capture_chains(backend, 8, LONGEST, CUT)
-        (log,) = logs
-        assert log["event"] == "each token of a draft takes a pass of its own"
-        assert backend.chains is None
+        monkeypatch.setattr(graph, "capture", lambda *_: 1 / 0)
+        graph.capture_chains(without_chains, 8, LONGEST, CUT)
+    (log,) = logs
+    assert log["event"] == "each token of a draft takes a pass of its own"
+    assert without_chains.chains is None
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
     "wrong", ["another text's", "of the step before", "no number", "another number"]
 )
-def test_chains_that_draw_from_other_rows_are_not_used(wrong: str) -> None:
+def test_chains_that_draw_from_other_rows_are_not_used(
+    without_chains: Backend, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     computed = chains.ChainGraph.__call__
 
     def drawn(self: chains.ChainGraph, *given: Any) -> torch.Tensor:
@@ -217,16 +250,13 @@ def test_chains_that_draw_from_other_rows_are_not_used(wrong: str) -> None:
         found[:, -1:, -16:] = 0
         return found
 
-    with captured("llama") as (own, _, _), pytest.MonkeyPatch.context() as patch:
-        backend = own._backends.current
-        backend.chains = None
-        patch.setattr(chains.ChainGraph, "__call__", drawn)
-        with capture_logs() as logs:
-            graph.capture_chains(backend, 8, LONGEST, CUT)
-        (log,) = logs
-        by = "by another number" if wrong == "another number" else "from another row"
-        assert f"of a chain is drawn {by}" in log["reason"]
-        assert backend.chains is None
+    monkeypatch.setattr(chains.ChainGraph, "__call__", drawn)
+    with capture_logs() as logs:
+        graph.capture_chains(without_chains, 8, LONGEST, CUT)
+    (log,) = logs
+    by = "by another number" if wrong == "another number" else "from another row"
+    assert f"of a chain is drawn {by}" in log["reason"]
+    assert without_chains.chains is None
 
 
 @pytest.mark.parametrize("windows", [(None,), (4, None), (3,)])
