@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests.unit.kernels import layers, numbers
-from tests.unit.kernels.interpreter import mutated, tried
+from tests.unit.kernels.interpreter import mutated, spare_the_interpreter, tried
 
 CASES = {**layers.CASES, **numbers.CASES}
 MUTANTS = {**layers.MUTANTS, **numbers.MUTANTS}
@@ -23,6 +23,7 @@ MUTANTS = {**layers.MUTANTS, **numbers.MUTANTS}
 def main() -> None:
     """Print a JSON of the faults of each case, and those that each mutant's case finds."""
     torch.set_num_threads(1)
+    spare_the_interpreter()
     # What is not written is NaN, and not by chance what an earlier call left there. The public
     # `use_deterministic_algorithms` would import a compiler first, for 3 s.
     torch._C._set_deterministic_algorithms(True)

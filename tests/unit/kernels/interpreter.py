@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -39,6 +40,35 @@ def in_the_other_order() -> Iterator[None]:
         yield
     finally:
         builder.set_grid_idx = ordinary
+
+
+def spare_the_interpreter() -> None:
+    """It patches Triton's language at each call of a function by a kernel, where once in a launch
+    is enough for all functions of a module; and it makes a table for each look at a type."""
+    from triton.runtime import interpreter
+
+    launch, patched = interpreter.GridExecutor.__call__, set[int]()
+    look, dtypes = interpreter._get_np_dtype, dict[str, Any]()
+
+    def launched(self: Any, *args: Any, **options: Any) -> None:
+        patched.clear()
+        launch(self, *args, **options)
+
+    def called(self: Any, *args: Any, **options: Any) -> Any:
+        module = id(self.fn.__globals__)
+        if module not in patched:
+            interpreter._patch_lang(self.fn)
+            patched.add(module)
+        return self.rewrite()(*args, **options)
+
+    def dtype_of(kind: Any) -> Any:
+        if (name := kind.scalar.name) not in dtypes:
+            dtypes[name] = look(kind)
+        return dtypes[name]
+
+    interpreter.GridExecutor.__call__ = launched
+    interpreter.InterpretedFunction.__call__ = called
+    interpreter._get_np_dtype = dtype_of
 
 
 @dataclass(frozen=True)
