@@ -224,11 +224,15 @@ def _bind(listen: str) -> socket.socket:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     try:
-        return socket.create_server(
+        listening = socket.create_server(
             (host, int(port)),
             family=socket.AF_INET6 if ":" in host else socket.AF_INET,
             backlog=_BACKLOG,
         )
+        # Connections inherit it. uvloop sets it itself; with asyncio's own loop a reply's body
+        # would wait 40 ms until the client has acknowledged its headers.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         raise StartupError(
             f"cannot serve HTTP on {listen}: {error.strerror or error};"

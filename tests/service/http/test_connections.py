@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -110,6 +111,12 @@ async def test_a_further_request_is_answered(fronts: Fronts) -> None:
         statuses = 0
         while statuses < 3:
             statuses += b" 200 " in await reader.readline()
+
+
+async def test_no_reply_waits_until_its_headers_are_acknowledged(fronts: Fronts) -> None:
+    """A connection inherits it, whichever event loop accepts it."""
+    (listening,) = fronts.server.sockets
+    assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_what_is_no_http_is_told_so(fronts: Fronts) -> None:
