@@ -12,6 +12,7 @@ from tandem.engine.asks import Draw, ReadTokens, ToHost, Truncation
 from tandem.engine.numbers.draws import draw
 from tandem.engine.numbers.home import drafts_of, joined, parted, tokens_of
 from tandem.inference.feed import DrawnToken, Draws, Feed
+from tandem.speculation import randomness
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.randomness import Purpose, RandomNumbers, digits
 from tandem.speculation.request.sampling import Sampling
@@ -19,6 +20,12 @@ from tests.support.laws.laws import chi_square_p_value
 
 LAW = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 TEXTS = 3_000
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are drawn in one round: numbers of later ones would take most of the time."""
+    monkeypatch.setattr(randomness, "_MOST_ROUNDS", 1)
 
 
 def told(*token_ids: int) -> list[DrawnToken]:
