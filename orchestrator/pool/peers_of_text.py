@@ -227,8 +227,14 @@ class PeersOfText:
         if drafter is not None:
             return drafter
         kind = Unavailable if left is None else OutOfTime
+        failure = self.drafting.failure
+        found = (
+            "none had room for"
+            if failure is None
+            else f"it failed ({failure}), and no other came in"
+        )
         raise kind(
-            f"a text with seed and gamma waits for its drafter, and none had room for"
+            f"a text with seed and gamma waits for its drafter, and {found}"
             f" {seconds:.3g} s; try again, or leave out seed or gamma"
         )
 

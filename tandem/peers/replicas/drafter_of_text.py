@@ -21,6 +21,7 @@ class DrafterOfText:
 
     Attributes:
         replica: that serves it now; None where none does.
+        failure: of the last one, if it had not merely no room; None from the next one on.
 
     Args:
         deadlines: of its stages.
@@ -32,6 +33,7 @@ class DrafterOfText:
         self._record = record
         self._serving = ExitStack()
         self.replica: Replica[DrafterClient] | None = None
+        self.failure: TandemError | None = None
 
     def begin(
         self,
@@ -51,6 +53,7 @@ class DrafterOfText:
         self.replica = replica
         if replica is None:
             return None
+        self.failure = None
         client = self._serving.enter_context(replica.serve())
         waits = self._deadlines.of(lambda: False)  # a text goes on without
         limits = max_bytes, target_max_bytes
@@ -74,6 +77,7 @@ class DrafterOfText:
             self.replica.note_full()
         else:
             self.replica.note_failure()
+            self.failure = error
 
 
 def counting_on(

@@ -84,6 +84,30 @@ async def test_who_waits_in_vain_is_told_what_for() -> None:
         assert list((await stub.Complete(request(**SEEDED))).token_ids) == EXPECTED
 
 
+async def test_who_waits_for_a_drafter_that_failed_is_told_so() -> None:
+    """It had room: to name that would send people to look for the wrong thing."""
+    drafter, target = FakeDrafter(), FakeTarget()
+    drafter.passes_trials = False
+
+    async def fail(at: int | None, context: FakeContext) -> None:
+        if at is not None:
+            await context.abort(grpc.StatusCode.INTERNAL, "ValueError of 10.0.0.7")
+
+    drafter.interfere = fail
+    async with orchestrate(drafter, target, queue_seconds=0.2) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Complete(request(**SEEDED))
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        said = str(failed.value.details())
+        assert "waits for its drafter, and it failed (" in said
+        assert "no other came in 0.2 s; try again, or leave out seed or gamma" in said
+        assert "room" not in said
+        assert "10.0.0.7" not in said
+        # What must not repeat goes on without.
+        reply = await stub.Complete(request())
+        assert list(reply.token_ids) == EXPECTED
+
+
 async def test_a_round_that_loses_its_drafter_is_plain_and_the_next_one_waits() -> None:
     """Another draft in its place would leave out drafts for what they hold."""
     drafter, target = FakeDrafter(), FakeTarget()
