@@ -200,9 +200,12 @@ class Verdict:
         num_accepted: [B] int64, drafted tokens kept: the depth of that place.
         next_token: [B] int64, the correction, or the bonus if a whole path was kept.
         carry: one entry per sequence, for its next round; None for most rules.
+        total: [B], of the weights that the next token was drawn from: not finite where one is not,
+            and the token is then any. None where they are no more than rows of the target.
     """
 
     place: Tensor
     num_accepted: Tensor
     next_token: Tensor
     carry: list[Any]
+    total: Tensor | None = None

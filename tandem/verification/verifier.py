@@ -170,10 +170,11 @@ class Verifier(ABC, Generic[W]):
         # Strictly less: 0 does occur among uniforms, and u <= 0 would emit a token of
         # probability 0.
         place = self.stop(proposal, uniforms[:, :-1] < judged.accept())
-        next_token = draw(judged.residual(place), uniforms[:, -1])
+        weights = judged.residual(place)
+        next_token = draw(weights, uniforms[:, -1])
         depth = proposal.place_depth
         kept = place if depth is None else depth.gather(1, place[:, None])[:, 0]
-        return Verdict(place, kept, next_token, judged.carry(place, next_token))
+        return Verdict(place, kept, next_token, judged.carry(place, next_token), weights.sum(-1))
 
     def judged(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None

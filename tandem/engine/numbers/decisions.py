@@ -35,7 +35,8 @@ from tandem.verification.kernels.chains import decide_all, decide_trees
 from tandem.verification.kernels.faults import faults
 
 # Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
-# rows are. Then come the overlaps, then the rule's state.
+# rows are, and infinite if only the rule's weights are not. Then come the overlaps, then the rule's
+# state.
 _HEAD = 3
 
 
@@ -151,11 +152,14 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     uniforms = torch.from_numpy(_uniforms(asks, gamma)).to(probs.device, non_blocking=True)
     verdict = rule.verify(proposal, target_probs, uniforms, [ask.carry for ask in asks])
     packed = rule.pack(verdict.carry, gamma)
+    # A logit that is no number makes its whole row so.
+    check = target_probs[:, :, 0].sum(1, keepdim=True)
+    if verdict.total is not None:
+        check = check + torch.where(verdict.total.isfinite(), 0.0, math.inf)[:, None]
     columns = [
         verdict.place[:, None],
         verdict.next_token[:, None],
-        # A logit that is no number makes its whole row so.
-        target_probs[:, :, 0].sum(1, keepdim=True),
+        check,
         proposal.overlaps(target_probs),
         packed.to(probs.device, non_blocking=True),  # there already, unless there are none
     ]
@@ -251,7 +255,8 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
     """Each verdict on the host, and by the same copy the tokens of chains that are not there yet.
     The rows that these were drawn from come too, unless kernels drew them.
 
-    A failure where a distribution of the drafter, or of the target, was not finite.
+    A failure where a distribution of the drafter, or of the target, was not finite, or what the
+    rule made of them.
     """
     batches = {id(each.verdicts): each.verdicts for each in decided}
     chains = [each.draft for each in decided if not isinstance(each.draft, Draft)]
@@ -294,9 +299,13 @@ def _decision(
     if draft is None:
         return not_finite("drafter")
     place, token, check = row[:_HEAD]
+    verdicts = decided.verdicts
+    if math.isinf(check):
+        return EngineFailure(
+            f"the rule {verdicts.rule.name} gave weights that are not finite for the next token"
+        )
     if not math.isfinite(check):
         return not_finite("target")
-    verdicts = decided.verdicts
     return Decision(
         draft=draft,
         place=int(place),
