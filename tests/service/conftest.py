@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
+from tests.support.models.once import load_once
 
 
 @dataclass
@@ -80,6 +81,14 @@ async def serving(random_pair: tuple[Path, Path], **bounds: Any) -> AsyncIterato
             orchestrator_pb2_grpc.OrchestratorServiceStub(channels[2]),
             dict(zip(("drafter", "target", "orchestrator"), channels, strict=True)),
         )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _checkpoints_loaded_once() -> Iterator[None]:
+    """A third of what most services here compute is their start."""
+    with pytest.MonkeyPatch.context() as patch:
+        load_once(patch)
+        yield
 
 
 @pytest.fixture
