@@ -184,7 +184,7 @@ class ModelSettings(ServiceSettings):
         description="how many times the KV cache is promised to sequences. With 1 each holds room"
         " for all of its new tokens, and nothing can run out. With more, sequences take room as"
         " they grow, so that more texts run at once where most end early; where no room is left,"
-        " the text that opened last is given back, and goes on as soon as there is room",
+        " the youngest of those that can wait is given back, and goes on when there is room",
     )
     prefix_cache: bool = Field(
         True,
