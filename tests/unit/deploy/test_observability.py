@@ -66,7 +66,7 @@ def test_every_metric_is_looked_at() -> None:
 
 def test_the_documented_queries_are_found() -> None:
     assert len(FIGURES) == 7
-    assert len(FROM_VLLM) == 17
+    assert len(FROM_VLLM) == 18
 
 
 @pytest.mark.parametrize(("theirs", "ours"), FROM_VLLM, ids=[name for name, _ in FROM_VLLM])
