@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 _NEED = "Demand"
 _FLEET = "Replicas"
+_MEMORY = "Memory of the KV cache"
 
 _Sources = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="SOURCE...",
         help="The JSON of one `tandem bench --json`; or traces, as `tandem trace` reads them.",
@@ -91,12 +92,39 @@ _Clients = Annotated[
         rich_help_panel=_FLEET,
     ),
 ]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="CHECKPOINT",
+        help="Print what a text takes in this model's KV cache; for targets and drafters. No"
+        " SOURCE is needed.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+_Length = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="With --model: tokens of a text. Default: the model's longest.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+_Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="With --model: the services' DTYPE. Default: the checkpoint's.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 _Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulation.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 def plan(
-    sources: _Sources,
+    sources: _Sources = None,
     rate: _Rate = None,
     slo_ttft_ms: SloTtftOption = 1000.0,
     slo_tpot_ms: SloTpotOption = 100.0,
@@ -111,13 +139,17 @@ def plan(
     targets: _Targets = None,
     drafters: _Drafters = 1,
     clients: _Clients = None,
+    model: _Models = None,
+    length: _Length = None,
+    dtype: _Dtype = None,
     seed: _Seed = 0,
     json: _Json = False,
 ) -> None:
     """Compute how many replicas meet an objective at a rate, their limits and their cost.
 
     Queues are simulated with the measured times, acceptance and texts. With --targets,
-    predict the figures of that many replicas at a --rate or with --clients.
+    predict the figures of that many replicas at a --rate or with --clients. With --model,
+    compute what texts of a length take in its KV cache.
     """
     from tandem.tools.load.objective import Objective
     from tandem.tools.planning.plan import Prices, planned
@@ -125,6 +157,13 @@ def plan(
     from tandem.tools.planning.sizing import Need
 
     with reported():
+        if model:
+            _print_memory(model, length, dtype, slots, json)
+            return
+        if not sources:
+            raise Misconfigured("name a SOURCE: the JSON of `tandem bench --json`, or traces")
+        if length is not None or dtype is not None:
+            raise Misconfigured("--length and --dtype go with --model")
         if targets is None and rate is None:
             raise Misconfigured("say how many texts a second: --rate")
         if rate is not None and not math.isfinite(rate):
@@ -149,6 +188,51 @@ def plan(
             write_exactly(json_module.dumps(made.as_json(), indent=2) + "\n")
         else:
             _print(made)
+
+
+def _print_memory(
+    models: Sequence[str], length: int | None, dtype: str | None, slots: int, as_json: bool
+) -> None:
+    """What texts of a length take in each model's cache."""
+    from rich.table import Table
+
+    from tandem.tools.planning.memory import memory_of
+
+    found = []
+    for name in models:
+        memory = memory_of(name, dtype)
+        tokens = length or memory.longest
+        if not tokens:
+            raise Misconfigured(f"{name} does not say how long its texts may be: give --length")
+        if memory.longest and tokens > memory.longest:
+            raise Misconfigured(f"--length {tokens}: {name} holds {memory.longest} tokens")
+        found.append(
+            {
+                "model": memory.model,
+                "dtype": memory.dtype,
+                "tokens": tokens,
+                "bytes_a_token": memory.bytes_a_token,
+                "bytes_a_text": tokens * memory.bytes_a_token,
+                "bytes_of_all": slots * tokens * memory.bytes_a_token,
+            }
+        )
+    if as_json:
+        write_exactly(json_module.dumps(found, indent=2) + "\n")
+        return
+    table = Table("model", "dtype", "tokens", "a token", "a text", f"{slots} texts")
+    for each in found:
+        sizes = (each[name] for name in ("bytes_a_token", "bytes_a_text", "bytes_of_all"))
+        plain = (str(each[name]) for name in ("model", "dtype", "tokens"))
+        table.add_row(*plain, *(_size(int(str(size))) for size in sizes))
+    out.print(table)
+
+
+def _size(count: int) -> str:
+    """Bytes as people read them."""
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.2f} {unit}"
+    return f"{count / 1024:.1f} KiB"
 
 
 def _measured(sources: Sequence[str]) -> Measurement:
