@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +27,7 @@ from tests.support.models.tiny import save_random_llama
 VOCAB_SIZE = 31
 # Between two looks at what is still open, for which all texts have to end.
 _ROUND = 25
+_SMALL_CACHE = "400"
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -45,8 +47,11 @@ async def _walk(options: argparse.Namespace, console: Console, folder: Path) -> 
     index, end = options.start, options.start + options.moments
     logs = Path(options.logs) if options.logs else folder
     logs.mkdir(parents=True, exist_ok=True)
-    async with fleet_of(models, logs, options.each) as fleet:
-        load = Load(fleet.stub)
+    more: dict[str, Any] = {}
+    if options.overcommit > 1:
+        more["pods_have"] = {"OVERCOMMIT": str(options.overcommit), "CACHE_TOKENS": _SMALL_CACHE}
+    async with fleet_of(models, logs, options.each, **more) as fleet:
+        load = Load(fleet.stub, tokens=options.tokens)
         await load.learn()
         walk = Walk(fleet, load)
         while index < end and time.monotonic() - started < options.seconds:
@@ -67,7 +72,8 @@ async def _walk(options: argparse.Namespace, console: Console, folder: Path) -> 
             console.print(
                 f"{index - options.start} moments, {time.monotonic() - started:.0f} s:"
                 f" {outcome.texts} texts right, {len(outcome.failed)} failed,"
-                f" {len(outcome.wrong)} wrong, {outcome.undrafted} lost a drafter, {leaked} leaked"
+                f" {len(outcome.wrong)} wrong, {outcome.undrafted} lost a drafter,"
+                f" {outcome.given_back} given back, {leaked} leaked"
             )
     everything = [seconds for values in recoveries.values() for seconds in values]
     for name, values in sorted({**recoveries, "all": everything}.items()):
@@ -85,6 +91,7 @@ async def _walk(options: argparse.Namespace, console: Console, folder: Path) -> 
             "failed": outcome.failed,
             "wrong": outcome.wrong,
             "undrafted": outcome.undrafted,
+            "given_back": outcome.given_back,
             "leaked": leaked,
             "recovery_s": {name: [round(s, 4) for s in v] for name, v in recoveries.items()},
         }
@@ -101,6 +108,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="how long at most")
     parser.add_argument("--start", type=int, default=0, help="number of the first fault")
     parser.add_argument("--each", type=int, default=3, help="drafters, and targets")
+    parser.add_argument("--tokens", type=int, default=48, help="of a text")
+    parser.add_argument(
+        "--overcommit",
+        type=float,
+        default=1.0,
+        help="of services whose caches hold 400 tokens; texts need more than 64 to be given back",
+    )
     parser.add_argument("--out", type=argparse.FileType("w"), help="write a report as JSON")
     parser.add_argument("--logs", default="", help="folder for the services' logs")
     parser.add_argument("--verbose", action="store_true", help="tell of each fault")

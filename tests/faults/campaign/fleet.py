@@ -146,7 +146,12 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet_of(
-    models: Mapping[str, Path], logs: Path, each: int = 2, fronts: int = 1, **settings: str
+    models: Mapping[str, Path],
+    logs: Path,
+    each: int = 2,
+    fronts: int = 1,
+    pods_have: Mapping[str, str] | None = None,
+    **settings: str,
 ) -> AsyncIterator[Fleet]:
     """Drafters and targets, so many of each, and orchestrators that are ready.
 
@@ -155,14 +160,15 @@ async def fleet_of(
         logs: gets each service's log.
         each: how many of a role.
         fronts: how many orchestrators.
-        settings: theirs, without their prefix.
+        pods_have: settings of drafters and targets, without their prefix.
+        settings: of orchestrators.
     """
     async with AsyncExitStack() as stack:
         pods: dict[str, list[Pod]] = {role: [] for role in ROLES}
         for role in ROLES:
             for number in range(each):
                 proxy = await stack.enter_async_context(proxied(role, ""))
-                own = {**_SETTINGS, "MODEL": str(models[role])}
+                own = {**_SETTINGS, "MODEL": str(models[role]), **(pods_have or {})}
                 pod = Pod(role, own, logs / f"{role}-{number}.log", proxy)
                 stack.callback(pod.kill)
                 await asyncio.to_thread(pod.start)

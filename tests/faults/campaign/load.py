@@ -28,6 +28,7 @@ class Outcome:
         failed: statuses and sentences of those that did not end OK.
         wrong: prompts of texts that differ.
         undrafted: texts that lost their drafter.
+        given_back: how often a target needed a text's memory.
         reset: calls that met an orchestrator as it stopped, and were made again.
     """
 
@@ -35,6 +36,7 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     undrafted: int = 0
+    given_back: int = 0
     reset: int = 0
 
 
@@ -48,11 +50,13 @@ class Load:
     Args:
         stub: of an orchestrator.
         clients: see there.
+        tokens: of a text.
     """
 
-    def __init__(self, stub: Any, clients: int = 8) -> None:
+    def __init__(self, stub: Any, clients: int = 8, tokens: int = _TOKENS) -> None:
         self.outcome = Outcome()
         self._stub = stub
+        self._tokens = tokens
         self.clients = clients
         self._expected: list[list[int]] = []
         self._going = asyncio.Event()
@@ -66,7 +70,7 @@ class Load:
         self._expected = [await self._text(prompt) for prompt in _PROMPTS]
 
     async def _text(self, prompt: Sequence[int]) -> list[int]:
-        asked = generation(list(prompt), max_new_tokens=_TOKENS, temperature=0.0, gamma=4)
+        asked = generation(list(prompt), max_new_tokens=self._tokens, temperature=0.0, gamma=4)
         reply = await self._stub.Complete(pb.CompleteRequest(generation=asked), timeout=60)
         return list(reply.token_ids)
 
@@ -138,6 +142,7 @@ class Load:
             else:
                 self.outcome.wrong.append(f"{asked.request_id}: {tokens}")
             self.outcome.undrafted += summary.drafter_lost
+            self.outcome.given_back += summary.given_back
 
     async def _stream(self, client: int, asked: pb.Generation) -> tuple[list[int], pb.Summary]:
         tokens: list[int] = []
