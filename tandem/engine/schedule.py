@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +28,10 @@ class BatchLimits:
         token_budget: new tokens of running sequences.
         prefill_chunk: prompt tokens, in the mean of several steps; 0 follows the profile.
         prefill_share: what prompts add to the pass that they share with running sequences, as a
-            share of its time. With 0.75, rounds of eight texts take 1.7 times as long beside a long
-            prompt (median; benchmarks/endurance/interference.py).
+            share of its time.
         gather: how long it may wait for others that should come, as a share of the last step.
-        profile: of the model that computes the prompts.
+        profile: of the model that computes the prompts, with short texts.
+        span: positions before a row whose attention takes as long as the rest of the row.
     """
 
     token_budget: int = 512
@@ -38,6 +39,7 @@ class BatchLimits:
     prefill_share: float = 0.75
     gather: float = 0.0
     profile: Profile = field(default_factory=Profile)
+    span: float = math.inf
 
     @property
     def largest(self) -> int:
@@ -45,15 +47,20 @@ class BatchLimits:
         same."""
         return self.token_budget + (self.prefill_chunk or max(_LARGEST_ALONE, self.token_budget))
 
-    def chunk_beside(self, running: Sequence[Job[Any]]) -> int:
-        """Prompt tokens in the step of running sequences, in the mean of several steps."""
+    def chunk_beside(self, running: Sequence[Job[Any]], depth: int = 0) -> int:
+        """Prompt tokens in the step of running sequences, in the mean of several steps.
+
+        Args:
+            running: in the step.
+            depth: positions of the prompt before them.
+        """
         if self.prefill_chunk:
             return self.prefill_chunk
         sequences = max(len(running), 1)
         rows = max(sum(job.tokens for job in running), 1)
         together = self.profile.at(sequences, rows / sequences)
         found = self.profile.rows_within(self.prefill_share * together, rows)
-        return round(min(max(found, 1), self.token_budget))
+        return round(min(max(found / (1 + depth / self.span), 1), self.token_budget))
 
     @property
     def chunk_alone(self) -> int:
@@ -103,7 +110,7 @@ def select(
     if not opening:
         return selected
     alone = open_sequences <= len(opening)  # no round has to wait
-    chunk = limits.chunk_alone if alone else limits.chunk_beside(selected)
+    chunk = limits.chunk_alone if alone else limits.chunk_beside(selected, _depth(opening))
     return selected + _share_chunk(opening, chunk, max(chunk, saved))
 
 
@@ -118,7 +125,8 @@ def saved_behind(step: Sequence[Job[Any]], saved: int, limits: BatchLimits) -> i
     """
     taken = sum(job.chunk for job in step if job.opening)
     running = [job for job in step if not job.opening]
-    earned = limits.chunk_beside(running) - taken * bool(running)
+    opening = [job for job in step if job.opening]
+    earned = limits.chunk_beside(running, _depth(opening)) - taken * bool(running)
     return min(max(saved + earned, 0), limits.chunk_alone)
 
 
@@ -142,6 +150,11 @@ def _share_chunk(opening: Sequence[Job[Any]], chunk: int, most: int) -> list[Job
             job.chunk += missing
             left -= missing
     return [job for job in opening if job.chunk]
+
+
+def _depth(opening: Sequence[Job[Any]]) -> int:
+    """Positions before the next chunks of prompts, of the deepest."""
+    return max((job.ask.feed.cache.length for job in opening), default=0)  # type: ignore[union-attr]
 
 
 def _taken(job: Job[Any]) -> int:

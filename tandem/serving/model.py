@@ -117,10 +117,18 @@ def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -
         settings.prefill_share,
         settings.gather,
         profile,
+        _span_of(decoders[0]),
     )
     admission = Admission(decoders, admission_limits(settings))
     stepper = Stepper(decoders[0].device, lambda: all(one.engine == "openvino" for one in decoders))
     return Engine(name, admission, limits, stepper)
+
+
+def _span_of(model: Model) -> float:
+    """See `BatchLimits`: a row multiplies each weight once, and adds two products of its width for
+    each position before it in each layer."""
+    about = model.about
+    return about.parameters / max(2 * about.layers * about.hidden_size, 1)
 
 
 def info_of(model: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:

@@ -19,7 +19,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.exactness import PATIENT
 from tests.support.laws.laws import chi_square_p_value
-from tests.support.models.greedy import Reference, texts_of
+from tests.support.models.greedy import Reference, references, texts_of
 from tests.support.processes.services import Trio, generation, trio
 from tests.system.published.conftest import QUESTIONS, TOKENS
 
@@ -107,6 +107,22 @@ def test_greedy_texts_by_openvino_leave_at_near_ties_alone(
             ties = sum(reference.near_tie(text) for reference, text in both)
             record_property(f"near ties, gamma {gamma}", ties)
     assert computed_by("openvino", "float32", tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_a_prompt_of_8000_tokens(engine: str, checkpoint: Path, tmp_path: Path) -> None:
+    """With the settings' own MAX_LENGTH: a sequence may be as long as the model can hold."""
+    sources = sorted(Path(asyncio.__file__).parent.glob("*.py"))
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    whole = tokenizer("\n".join(path.read_text() for path in sources)).input_ids
+    wanted = references([tokenizer.decode(whole[:8000])], TOKENS, checkpoint)
+    assert abs(len(wanted[0].prompt) - 8000) < 10
+    target = {"MODEL": str(checkpoint), "ENGINE": engine, "THREADS": "2"}
+    with trio(
+        tmp_path, drafter={"METHOD": "lookup", "MODEL": ""}, target=target, orchestrator=PATIENT
+    ) as services:
+        for gamma in (0, 4):
+            assert not differing(wanted, texts(services, wanted, gamma))
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ CHUNK = 32
 _PASSES = [(1, 1, 128e3), (16, 1, 128e3), (16, 17, 128e3 + 271 * 3e3)]
 LIMITS = BatchLimits(profile=Profile(_PASSES))
 
+# The cache of a prompt of which nothing is computed.
+_AT_ITS_BEGINNING: Any = SimpleNamespace(length=0)
+
 
 def _asks(ask: Any) -> Steps[None]:
     yield ask
@@ -30,7 +34,7 @@ def job_of(asks: Steps[None]) -> Job[Any]:
 
 
 def prompt(tokens: int) -> Job[Any]:
-    return job_of(_asks(Take(None, Feed(None, [1] * tokens, 1))))  # type: ignore[arg-type]
+    return job_of(_asks(Take(None, Feed(_AT_ITS_BEGINNING, [1] * tokens, 1))))  # type: ignore[arg-type]
 
 
 def running(rows: int = 1) -> Job[Any]:
@@ -224,9 +228,19 @@ def test_texts_that_draft_inside_fall_into_step(drafted: list[int]) -> None:
 def test_prompts_of_the_large_model_wait_for_draws_and_not_for_ever() -> None:
     texts = DraftingTexts([0, 0])
     large: Any = texts._large
-    take = Take(large, Feed(None, [1] * 3 * CHUNK, 1))  # type: ignore[arg-type]
+    take = Take(large, Feed(_AT_ITS_BEGINNING, [1] * 3 * CHUNK, 1))
     texts.jobs.append(job_of(_asks(take)))
     for _ in range(3 * (texts.GAMMA + 1)):
         texts.step()
     assert texts.steps == [*[("small", 2)] * texts.GAMMA, ("large", 3)] * 3
     assert not take.left
+
+
+def test_chunks_shrink_as_attention_looks_back_further() -> None:
+    """A row behind as many positions as the span takes twice as long."""
+    limits = BatchLimits(profile=Profile([(1, 1, 1e6), (1, 101, 2e6)]), span=1000)
+    beside = [running()]
+    assert limits.chunk_beside(beside) == 75
+    assert limits.chunk_beside(beside, depth=1000) == 38
+    assert limits.chunk_beside(beside, depth=1_000_000) == 1
+    assert BatchLimits(prefill_chunk=75, span=1000).chunk_beside(beside, depth=1000) == 75
