@@ -162,7 +162,8 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
         5.0,
         ge=0,
         description="longest expected wait for a slot: a text that would wait longer is refused"
-        " at once, with the time after which to try again. A text with a seed and a gamma, and"
+        " at once, with the time after which to try again. A text that all targets refuse for room"
+        " asks them again for that long. A text with a seed and a gamma, and"
         " without a deadline, waits that long for its drafter",
     )
     max_client_requests: int = Field(

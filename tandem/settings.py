@@ -13,10 +13,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tandem.errors import StartupError
 from tandem.lengths import ANY_LENGTH, TOKENS_EACH
-from tandem.speculation.tree import MOST_NODES as MOST_NODES  # a bound of settings too
+from tandem.speculation.tree import LONGEST_DRAFT as LONGEST_DRAFT  # bounds of settings too
+from tandem.speculation.tree import MOST_NODES as MOST_NODES
 
-# Of one round. The orchestrator's GAMMA has the same bound.
-LONGEST_DRAFT = 64
 _MAX_PORT = 65_535
 # Variables that Kubernetes sets for a Service with a name like that of a prefix (`tandem-target`).
 # One that ends in PORT has a protocol, unless it is a mistaken setting.

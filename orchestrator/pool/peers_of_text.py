@@ -35,6 +35,8 @@ _MOST_REPLACEMENTS = 16
 # Between two attempts to open a text where no target has room for it, at first and at most: it has
 # waited there too.
 _ROOM_SECONDS, _MOST_PAUSE_SECONDS = 0.1, 1.0
+# Given back as often, a text goes first (`TargetWithFailover`); and if it is given back further.
+_MOST_GIVEN_BACK, _MANY = 3, 32
 # A text without a deadline waits no longer for room: others, which have it, have ended by then.
 _MOST_ROOM_SECONDS = 600.0
 
@@ -84,6 +86,7 @@ class PeersOfText:
         self._short_since: float | None = None
         self._full: dict[tuple[Replica[TargetClient], int], float] = {}
         self._pause = _ROOM_SECONDS
+        self._promises = False  # whether any of these promises more than it has
 
     def __enter__(self) -> Self:
         return self
@@ -148,18 +151,28 @@ class PeersOfText:
         assert self._target is not None
         self._targets.close()
         now = time.monotonic()
+        self._promises |= self._target.reply.info.overcommit > 1
         if isinstance(lost, SequenceGivenBack):
             self._record.note_given_back()
-            self._full, self._short_since, self._pause = {}, now, _ROOM_SECONDS
-        else:
+            self._full = {}
+        times = self._record.counts.given_back
+        if self._short_since is None or (isinstance(lost, SequenceGivenBack) and times < _MANY):
+            self._short_since, self._pause = now, _ROOM_SECONDS
+        waited = now - self._short_since
+        if isinstance(lost, Exhausted) and times >= _MOST_GIVEN_BACK:
+            # It goes first there, and keeps its turn if it comes back soon.
+            await self._wait_for_room(lost, waited)
+            return self._target_on(self._target)
+        if isinstance(lost, Exhausted):
             self._full[_process_of(self._target)] = math.inf
-            self._short_since = self._short_since or now
+        elif times >= _MANY:  # no target of ours does that
+            await self._wait_for_room(lost, waited)
         replica = await self._pool.next_target(
             self._capabilities, {**self._left, **self._full}, 0.0, self._prefix
         )
         if replica is None:
             self._full = {}
-            await self._wait_for_room(lost, now - self._short_since)
+            await self._wait_for_room(lost, waited)
             replica = await self._pool.next_target(
                 self._capabilities, self._left, self._patience, self._prefix
             )
@@ -174,9 +187,9 @@ class PeersOfText:
         Raises:
             Exhausted: it has waited for long enough.
         """
-        assert self._target is not None
-        promises = self._target.reply.info.overcommit > 1
-        most = _MOST_ROOM_SECONDS if promises else self._queue_seconds
+        most = _MOST_ROOM_SECONDS if self._promises else self._queue_seconds
+        if self._promises and self._deadline is not None:
+            most = math.inf  # the call ends then
         if waited + self._pause > most:
             raise lost
         await asyncio.sleep(self._pause)

@@ -15,7 +15,7 @@ from tandem.errors import Exhausted, InvalidRequest, Unavailable
 _LOOK_SECONDS = 0.1
 # Positions that are left free for each open sequence when another one opens: else those would need
 # its memory at once.
-_HEADROOM = 64
+HEADROOM = 64
 # How long a sequence waits that goes before all others: running ones have to end first. If that is
 # not enough, no other one is admitted until it has come again.
 _FIRST_SECONDS, _TURN_SECONDS = 30.0, 3.0
@@ -89,8 +89,9 @@ class Admission:
     def __init__(self, pools: Sequence[Memory], limits: AdmissionLimits) -> None:
         self.limits = limits
         self._pools = tuple(pools)
-        # With what each was promised.
+        # With what each was promised; and those of them that hold less.
         self._open: dict[AdmittedSequence, int] = {}
+        self._growing: set[AdmittedSequence] = set()
         self._waiting: OrderedDict[AdmittedSequence, tuple[RoomWanted, asyncio.Future[None]]] = (
             OrderedDict()
         )
@@ -120,8 +121,8 @@ class Admission:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that would not have to wait for memory; 0 where nothing
-        is held."""
+        """Tokens of the longest sequence that would not have to wait for memory; 0 where each
+        would, or nothing is held."""
         if self.limits.overcommit <= 1:
             return min([pool.longest_free for pool in self._pools if pool.positions], default=0)
         room = self._left > 0  # for a beginning
@@ -165,6 +166,7 @@ class Admission:
         self._waiting[sequence] = (room, granted)
         seconds = limits.wait_seconds
         if room.first:
+            self._turn = 0.0
             for other in [one for one, (its, _) in self._waiting.items() if not its.first]:
                 self._waiting.move_to_end(other)
             seconds = max(seconds, _FIRST_SECONDS)
@@ -195,6 +197,7 @@ class Admission:
         if sequence not in self._open:
             return False
         self.promised -= self._open.pop(sequence)
+        self._growing.discard(sequence)
         self._leaving.add(sequence)
         return True
 
@@ -215,7 +218,8 @@ class Admission:
             self._look = None
         if not self._waiting:
             return
-        if len(self._leaving) < len(self._waiting):
+        next_one = next(room for room, _ in self._waiting.values())
+        if len(self._leaving) < len(self._waiting) and not self._is_others_turn(next_one):
             self.make_room()
         self.admit_waiting()  # those whose turn it was not
         self._look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look_for_room)
@@ -235,6 +239,7 @@ class Admission:
             if sequence in self._open:
                 self.promised -= self._open[sequence]
                 self._open[sequence] = 0
+                self._growing.discard(sequence)
 
     def close(self, reason: str) -> None:
         """Fail all that wait, and all that come later."""
@@ -259,6 +264,10 @@ class Admission:
         sequence.caches = caches
         promised = self._open[sequence] = room.capacity if self._positions else 0
         self.promised += promised
+        if room.least is not None and room.least < room.capacity:
+            self._growing.add(sequence)
+        if room.first:
+            self._turn = 0.0
         self.opened += 1
         return True
 
@@ -275,7 +284,7 @@ class Admission:
     def _left(self) -> int:
         """Positions that a sequence may open with, if it is to grow."""
         free = min([pool.free_positions for pool in self._pools if pool.positions], default=0)
-        return free - _HEADROOM * len(self._open)
+        return free - HEADROOM * len(self._growing)
 
     def _goes_before(self, room: RoomWanted) -> Iterator[bool]:
         """For each that waits, whether it comes before one that has come now."""

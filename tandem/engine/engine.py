@@ -238,9 +238,10 @@ class Engine:
             self._jobs = _going_on(self._jobs)
             opened = self.admission.open_sequences
             batch = select(self._jobs, opened, self._limits, self._saved)
-            if not self._has_room(batch):
+            with_room = self._with_room(batch)
+            if with_room is None:
                 continue
-            if batch:
+            if batch := with_room:
                 if self._saved < self._most_saved or any(job.opening for job in batch):
                     self._saved = saved_behind(batch, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
@@ -312,20 +313,21 @@ class Engine:
         if reclaimed:
             self._on_loop(self.admission.admit_waiting)
 
-    def _has_room(self, batch: Sequence[Job[Any]]) -> bool:
-        """Whether a step has room as it was selected; else jobs have ended for it, behind what they
-        have reported."""
+    def _with_room(self, batch: list[Job[Any]]) -> list[Job[Any]] | None:
+        """The jobs of a selected step that have room; None where jobs have ended for it, behind
+        what they have reported."""
+        made = None
         try:
-            given_back = self._growing.make_room(batch, self._jobs)
+            made = self._growing.make_room(batch, self._jobs)
         except Exception:  # moving a text takes memory of the device
             _log.exception("no room can be made", requests=[job.request_id for job in batch])
-            given_back = []
             for job in batch:
                 job.end(EngineFailure("the engine failed on this batch; see the service's log"))
             if self._stepper is not None:
                 self._check_device(self._stepper)
-        if given_back is None:
-            return True
+        if made is not None and not (made.given_back or made.ended):
+            waiting = {id(job) for job in made.waiting}
+            return [job for job in batch if id(job) not in waiting] if waiting else batch
         self._tell()
         ended = []
         for job in self._jobs:
@@ -334,12 +336,12 @@ class Engine:
             if job.over:
                 ended.append(job)
         self._jobs = _going_on(self._jobs)
-        if given_back:
-            _log.info("sequences given back for memory", count=len(given_back))
-            self.on_given_back(len(given_back))
-            self._on_loop(partial(self.admission.promise_no_more, given_back))
+        if made is not None and made.given_back:
+            _log.info("sequences given back for memory", count=len(made.given_back))
+            self.on_given_back(len(made.given_back))
+            self._on_loop(partial(self.admission.promise_no_more, made.given_back))
         self._leave(ended, time.perf_counter())
-        return False
+        return None
 
     def _guarded_step(self, jobs: Sequence[Job[Any]], gathering_ns: int) -> None:
         """A failure of the model ends this batch, and no other sequence."""

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.admission import AdmittedSequence
-from tandem.engine.asks import Draw, Review
+from tandem.engine.admission import HEADROOM, AdmittedSequence
+from tandem.engine.asks import Draw, DrawTogether, Review
 from tandem.engine.job import Job
 from tandem.errors import OutOfRoom
+from tandem.speculation.tree import LONGEST_DRAFT
 
 Jobs = Sequence[Job[object]]
+
+
+@dataclass(slots=True)
+class RoomMade:
+    """What became of those that need room.
+
+    Attributes:
+        given_back: sequences, whose jobs the caller ends.
+        waiting: jobs that take no part in the step: younger ones will be through with their drafts.
+        ended: whether drafts that no text waits for had to end.
+    """
+
+    given_back: list[AdmittedSequence] = field(default_factory=list)
+    waiting: list[Job[object]] = field(default_factory=list)
+    ended: bool = False
 
 
 class GrowingSequences:
@@ -45,56 +62,77 @@ class GrowingSequences:
             return None
         return OutOfRoom("older sequences needed the memory; open the text again where it is")
 
-    def make_room(self, jobs: Jobs, others: Jobs = ()) -> Sequence[AdmittedSequence] | None:
+    def make_room(self, jobs: Jobs, others: Jobs = ()) -> RoomMade:
         """Room for the next feeds of all jobs.
 
         Args:
             jobs: of the step that is to come.
             others: that wait for another step.
-
-        Returns:
-            None where there is. Else the sequences that were given back for it, whose jobs the
-            caller ends; none where only drafts that nobody waits for had to end.
         """
-        given_back: list[AdmittedSequence] = []
-        ended = False
+        made = RoomMade()
+        drafting = {one.sequence for one in (*jobs, *others) if one.drafting and not one.idle}
         for job in jobs:
-            while job.sequence in self._growing and not _fits(job):
+            while job.sequence in self._growing:
+                lacking = self._lacking(job)
+                if lacking is None:
+                    break
                 if job.idle:
                     job.end(OutOfRoom("no room for a draft that is prepared"))
-                    ended = True
+                    made.ended = True
                     break
-                youngest = self._youngest(job, (*jobs, *others))
-                del self._growing[youngest]
-                self._gone.add(youngest)
-                self._reclaim(youngest)
-                given_back.append(youngest)
-        return given_back if given_back or ended else None
+                youngest = self._youngest(job, lacking, drafting)
+                if youngest is None and len(made.waiting) + 1 < len(jobs):
+                    made.waiting.append(job)
+                    break
+                self._give_back(youngest or job.sequence, made)
+        return made
 
-    def _youngest(self, job: Job[object], jobs: Jobs) -> AdmittedSequence:
-        """Who goes for a job. Not who is drafting: how long that takes hangs on what it has drawn,
-        and to drop a draft for it would bias its text."""
-        drafting = {one.sequence for one in jobs if one.drafting and not one.idle}
-        free = (one for one in reversed(self._growing) if one not in drafting)
-        return next(free, job.sequence)
+    def _give_back(self, sequence: AdmittedSequence, made: RoomMade) -> None:
+        del self._growing[sequence]
+        self._gone.add(sequence)
+        made.given_back.append(sequence)
+        self._reclaim(sequence)
+
+    def _youngest(
+        self, job: Job[object], pool: object, drafting: Collection[AdmittedSequence]
+    ) -> AdmittedSequence | None:
+        """Who goes for a job, of those with memory of a pool; None where all that are younger are
+        drafting. How long that takes hangs on what they have drawn, so to drop their drafts would
+        bias their texts; and they end soon."""
+        waits = False
+        for one in reversed(self._growing):
+            if one is job.sequence:
+                return None if waits else one
+            if any(cache.pool is pool for cache in one.caches):
+                if one not in drafting:
+                    return one
+                waits = True
+        return None
+
+    def _lacking(self, job: Job[object]) -> object | None:
+        """The pool that has no room for what a job's next feed needs; None where all have. With the
+        first draw of a draft, each of its sequence's caches gets what the longest draft needs, and
+        its verdict: later, what was drawn must not decide whether there is room."""
+        ask = job.ask
+        assert ask is not None
+        cache = ask.feed.cache  # type: ignore[union-attr]  # only asks for passes wait between steps
+        tokens = job.chunk if job.opening else job.tokens
+        if job.idle:  # no text waits for it: while plenty is left
+            more = min(cache.used + tokens, cache.promised) - cache.capacity
+            left = cache.pool.free_positions - HEADROOM * len(self._growing)
+            return None if more <= 0 or (more <= left and _holds(cache, tokens)) else cache.pool
+        if job.drafting or not isinstance(ask, (Draw, DrawTogether, Review)):
+            return None if _holds(cache, tokens) else cache.pool
+        caches = [one for one in job.sequence.caches if one.pool is not None]
+        text = max((one.used for one in caches), default=0) + tokens
+        for one in caches:
+            if not _holds(one, text + LONGEST_DRAFT + job.sequence.nodes - one.used):
+                pool: object = one.pool
+                return pool
+        return None
 
 
-def _fits(job: Job[object]) -> bool:
-    """Whether a job's sequence holds what its next feed needs, by now; with the first draw of a
-    draft, what all of the draft needs in each of its caches, and its verdict."""
-    ask = job.ask
-    assert ask is not None
-    cache = ask.feed.cache  # type: ignore[union-attr]  # only asks for passes wait between steps
-    wanted = cache.used + (job.chunk if job.opening else job.tokens)
-    if job.idle:
-        return bool(min(wanted, cache.promised) <= cache.capacity)
-    if not isinstance(ask, (Draw, Review)):
-        return _holds(cache, wanted)
-    if isinstance(ask, Draw):
-        wanted += max(ask.follow, ask.nodes - ask.node)
-    return all(_holds(one, wanted) for one in job.sequence.caches if one.pool is not None)
-
-
-def _holds(cache: Any, wanted: int) -> bool:
-    wanted = min(wanted, cache.promised)
+def _holds(cache: Any, more: int) -> bool:
+    """Whether a cache holds further positions behind those in use, by now."""
+    wanted = min(cache.used + more, cache.promised)
     return wanted <= cache.capacity or bool(cache.pool.grow(cache, wanted))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 # Most nodes of a tree, which a target computes in one pass for one text.
+# Tokens of the longest path of a round. The orchestrator's GAMMA has the same bound.
+LONGEST_DRAFT = 64
 MOST_NODES = 256
 
 

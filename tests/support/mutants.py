@@ -295,8 +295,8 @@ OF_GROWING = (
     Mutant(
         "growing: the oldest is given back",
         _GROWING,
-        "for one in reversed(self._growing)",
-        "for one in self._growing",
+        "for one in reversed(self._growing):",
+        "for one in self._growing:",
         (_GROWING_TESTS,),
     ),
     Mutant(
@@ -309,8 +309,8 @@ OF_GROWING = (
     Mutant(
         "growing: a draft that nobody waits for takes a text's room",
         _GROWING,
-        "                if job.idle:\n",
-        "                if job.idle and job.opens:\n",
+        "return None if more <= 0 or (more <= left and _holds(cache, tokens)) else cache.pool",
+        "return None if _holds(cache, tokens) else cache.pool",
         (_GROWING_TESTS,),
     ),
     Mutant(

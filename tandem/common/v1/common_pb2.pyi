@@ -915,7 +915,7 @@ class EngineStats(google.protobuf.message.Message):
     """held_tokens is how much of the KV cache they hold now."""
     longest_tokens: builtins.int
     """longest_tokens is the length of the longest sequence that would not have to wait for memory; 0
-    where none is held.
+    where each would have to, or the service holds none.
     """
     def __init__(
         self,

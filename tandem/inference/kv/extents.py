@@ -13,6 +13,8 @@ from typing import Any
 from tandem.inference.kv.blocks import Block, Blocks
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 
+# Positions that an extent grows by, if no more are needed.
+_MOST_AMPLE = 256
 # Blocks that are copied at a time: meanwhile no sequence is admitted.
 _COPIED = 16
 
@@ -331,7 +333,8 @@ class Extents(PositionPool):
     def grow(self, cache: SequenceCache, capacity: int) -> bool:
         """See `PositionPool`: into the gap behind its extent, else into a larger one elsewhere; by
         half if that is free, so that a text is not moved again and again."""
-        ample = min(max(capacity, cache.capacity + cache.capacity // 2), cache.promised)
+        further = min(cache.capacity // 2, _MOST_AMPLE)
+        ample = min(max(capacity, cache.capacity + further), cache.promised)
         with self._lock:
             return (
                 self._extend(cache, ample)
@@ -366,8 +369,13 @@ class Extents(PositionPool):
         if start is None:
             self._take(before, held)
             return False
-        if (used := cache.used) and start != before:
-            self.move(range(before, before + used), range(start, start + used))
+        try:
+            if (used := cache.used) and start != before:
+                self.move(range(before, before + used), range(start, start + used))
+        except BaseException:  # a device's memory is out: the text stays where it is
+            self._give(start, capacity)
+            self._take(before, held)
+            raise
         for block in cache.blocks:  # others copy them, and so no other sequence holds them
             block.place += start - before
         cache.start, cache.capacity = start, capacity

@@ -87,6 +87,7 @@ class DrafterWithFailover:
         self._opening: asyncio.Task[object] | None = None
         self._late = False
         self._losses = 0
+        self._again = False  # whether a round asks a second time
         # It was given back: until when it stays away, by time.monotonic(), and how long next time.
         self._not_before, self._away = 0.0, _AWAY_SECONDS
         self._asked = time.monotonic()
@@ -189,11 +190,24 @@ class DrafterWithFailover:
             )
         except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
             raise
+        except SequenceIdled as error:
+            self._lose(error, round_)
+            if self._wait_for is None or isinstance(error, SequenceGivenBack) or self._again:
+                return None
+            # While the target had no room for the text, its drafter heard nothing. Nothing was
+            # drawn for the round, and what is drawn now is what would have been.
+            self._again = True
+            try:
+                return await self.draft(round_, length, size, ahead)
+            finally:
+                self._again = False
         except TandemError as error:
             self._lose(error, round_)
             return None  # whatever was drafted may be why: none is drafted in its place
         self._untold, self._feedback_bytes = [], 0
         self._feedback.clear()
+        if self._not_before and time.monotonic() - self._not_before > _MOST_AWAY_SECONDS:
+            self._not_before, self._away = 0.0, _AWAY_SECONDS  # it has stayed for long
         return drafted
 
     async def _is_open(self, round_: int) -> bool:
@@ -251,7 +265,7 @@ class DrafterWithFailover:
         # A text that waits for room is refused as often as it takes. One that was given back comes
         # back later each time: its drafter computes all of it again.
         given_back = isinstance(error, SequenceGivenBack)
-        if given_back:
+        if given_back or (isinstance(error, Exhausted) and self._not_before > 0):
             self._not_before = time.monotonic() + self._away
             self._away = min(2 * self._away, _MOST_AWAY_SECONDS)
         waits = self._wait_for is not None or self._not_before > 0

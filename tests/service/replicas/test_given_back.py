@@ -31,7 +31,7 @@ TEXTS, TOKENS = 12, 90
 @pytest.fixture(autouse=True)
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left for texts to grow, for texts as short as these."""
-    monkeypatch.setattr("tandem.engine.admission._HEADROOM", 8)
+    monkeypatch.setattr("tandem.engine.admission.HEADROOM", 8)
     monkeypatch.setattr("tandem.serving.sequence._BEGINS_WITH", 4)
 
 
@@ -230,9 +230,10 @@ async def test_a_drafter_without_a_cache_promises_nothing() -> None:
     async with AsyncExitStack() as stack:
         own = DrafterSettings(method="lookup", overcommit=4)
         server = await start(stack, make_drafter(own))
+        await server.ready()
         channel = await connect(stack, address_of(server))
         stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
-        reply = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest(), wait_for_ready=True)
+        reply = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest())
     assert reply.info.overcommit == 4
     stats = reply.stats
     assert (stats.promised_tokens, stats.held_tokens, stats.longest_tokens) == (0, 0, 0)

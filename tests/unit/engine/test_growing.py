@@ -12,17 +12,19 @@ import pytest
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.methods import METHODS
-from tandem.engine import growing
 from tandem.engine.admission import AdmissionLimits, RoomWanted
 from tandem.engine.asks import Score
+from tandem.engine.growing import GrowingSequences
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import EngineFailure, OutOfRoom
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import Extents, SequenceCache
+from tandem.inference.kv.pool import KVPool
 from tandem.speculation.draft import Draft
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.tree import LONGEST_DRAFT
 from tests.support.laws.suited import rules_for
 from tests.support.models.engines import target_sequence
 from tests.support.models.tiny import (
@@ -72,13 +74,17 @@ def cases() -> list[Any]:
 
 
 def give_back_at_random(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Whatever is to be computed, there is no room for it as often as that."""
-    fits, chance = growing._fits, random.Random(3)
+    """Whatever is to be computed, there is no room for it as often as that; but for what a draft
+    needs once it is begun, which was looked for before."""
+    lacking, chance = GrowingSequences._lacking, random.Random(3)
 
-    def now_and_then(job: Job[object]) -> bool:
-        return chance.random() >= share and fits(job)
+    def now_and_then(self: GrowingSequences, job: Job[object]) -> object | None:
+        if job.drafting or chance.random() >= share:
+            return lacking(self, job)
+        pool: object = job.sequence.caches[0].pool
+        return pool
 
-    monkeypatch.setattr(growing, "_fits", now_and_then)
+    monkeypatch.setattr(GrowingSequences, "_lacking", now_and_then)
 
 
 @pytest.mark.parametrize(("name", "rule", "sampling"), cases())
@@ -211,7 +217,7 @@ async def test_where_no_room_can_be_made_a_text_ends_and_no_other(
         def fail(*of: Any) -> bool:
             raise RuntimeError("out of memory")
 
-        monkeypatch.setattr(growing, "_fits", fail)
+        monkeypatch.setattr(GrowingSequences, "_lacking", fail)
         with pytest.raises(EngineFailure):
             await target.verify(one, 1, PLAIN)
         monkeypatch.undo()
@@ -238,18 +244,40 @@ async def test_a_draft_has_its_room_before_its_first_draw(monkeypatch: pytest.Mo
         monkeypatch.setattr(Extents, "grow", noted)
         monkeypatch.setattr(Extents, "_extend", lambda pool, cache, capacity: False)
         await drafter.draft(sequence, 1, [4], 8)
-        assert grown == [12]
+        assert grown == [3 + 1 + LONGEST_DRAFT]
         drafter.release(sequence)
 
 
 def test_who_drafts_is_not_given_back_for_another() -> None:
-    given: list[Any] = []
     sequences = [target_sequence([number]) for number in range(3)]
-    growing_ = growing.GrowingSequences(given.append)
+    one, other = KVPool(10), KVPool(10)
+    for sequence, pool in zip(sequences, (one, one, other), strict=True):
+        sequence.caches = [SequenceCache(pool, 0, 1)]
+    growing = GrowingSequences(lambda sequence: None)
     for sequence in sequences:
-        growing_.begin(sequence)
-    jobs: list[Job[object]] = [Job(sequence, iter(())) for sequence in sequences]  # type: ignore[arg-type]
-    jobs[2].drafting = True
-    assert growing_._youngest(jobs[0], jobs) is sequences[1]
-    jobs[0].drafting = jobs[1].drafting = True
-    assert growing_._youngest(jobs[0], jobs) is sequences[0]
+        growing.begin(sequence)
+    oldest: Job[object] = Job(sequences[0], iter(()))  # type: ignore[arg-type]
+    # What the youngest holds is of another pool.
+    assert growing._youngest(oldest, one, ()) is sequences[1]
+    assert growing._youngest(oldest, other, ()) is sequences[2]
+    assert growing._youngest(oldest, one, {sequences[1]}) is None
+    own: Job[object] = Job(sequences[2], iter(()))  # type: ignore[arg-type]
+    assert growing._youngest(own, other, {sequences[1]}) is sequences[2]
+
+
+def test_a_move_that_fails_leaves_a_text_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool(300)
+    text, behind = pool.reserve(200, 100), pool.reserve(10)
+    assert text is not None
+    assert behind is not None
+    text.length = 90
+
+    def fail(*of: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(KVPool, "move", fail)
+    with pytest.raises(RuntimeError):
+        pool.grow(text, 150)
+    assert (text.start, text.capacity, pool.free_positions) == (0, 100, 190)
+    assert pool.reserve(150) is not None
+    assert pool.reserve(50) is None

@@ -115,7 +115,8 @@ _Dtype = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="With --model: the services' DTYPE. Default: the checkpoint's.",
+        help="With --model: of the services. Default: the checkpoint's; on a CPU it is float32"
+        " unless DTYPE says otherwise.",
         rich_help_panel=_MEMORY,
     ),
 ]
@@ -157,6 +158,8 @@ def plan(
     from tandem.tools.planning.sizing import Need
 
     with reported():
+        if model and (sources or rate is not None or targets is not None):
+            raise Misconfigured("--model goes with --length, --dtype and --slots alone")
         if model:
             _print_memory(model, length, dtype, slots, json)
             return

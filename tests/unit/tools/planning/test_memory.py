@@ -37,9 +37,10 @@ def test_texts_of_a_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--model", "/nowhere"], "no directory of that name has a config.json"),
+        (["--model", "/nowhere"], "--model takes a checkpoint's directory"),
         (["--model", "", "--length", "1000"], "holds 512 tokens"),
         (["--model", "", "--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16"),
+        (["--model", "", "run.json"], "--model goes with --length, --dtype and --slots alone"),
         (["--length", "10", "run.json"], "--length and --dtype go with --model"),
         ([], "name a SOURCE"),
     ],
