@@ -170,3 +170,20 @@ async def test_a_drafter_that_others_filled_is_asked_until_it_has_room(
         reply = await stub.Complete(request(**SEEDED))
     assert (refusals, reply.summary.undrafted_rounds) == (20, 0)
     assert list(reply.token_ids) == EXPECTED
+
+
+async def test_a_drafter_that_heard_nothing_for_long_is_asked_again_in_the_same_round() -> None:
+    """While the target had no room for the text, say. Nothing was drawn for the round."""
+    drafter, target = FakeDrafter(), FakeTarget()
+    idled: list[int] = []
+
+    async def idle(at: int | None, context: FakeContext) -> None:
+        if at == 3 and not idled:
+            idled.append(at)
+            await context.abort(grpc.StatusCode.ABORTED, "no request for 150 s")
+
+    drafter.interfere = idle
+    async with orchestrate(drafter, target) as stub:
+        reply = await stub.Complete(request(**SEEDED))
+    assert list(reply.token_ids) == EXPECTED
+    assert (idled, reply.summary.undrafted_rounds, drafter.opened) == ([3], 0, 2)
