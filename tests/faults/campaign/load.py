@@ -124,7 +124,7 @@ class Load:
             number += self.clients
             index = number % len(_PROMPTS)
             prompt = _PROMPTS[index]
-            asked = generation(prompt, max_new_tokens=_TOKENS, temperature=0.0, gamma=4)
+            asked = generation(prompt, max_new_tokens=self._tokens, temperature=0.0, gamma=4)
             asked.request_id = f"{client}-{number}"
             try:
                 tokens, summary = await self._stream(client, asked)
