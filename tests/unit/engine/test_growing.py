@@ -190,7 +190,7 @@ async def test_a_draft_that_nobody_waits_for_takes_no_texts_room() -> None:
     async with running(target):
         old, young = target_sequence([1]), target_sequence([2])
         await target.begin(old, 0, 250, 1)
-        await target.begin(young, 0, 190, 180)
+        await target.begin(young, 0, 190, 150)  # 100 more would fit, and leave it none
         old.token_ids += [1] * 200
 
         def prepared() -> Any:

@@ -427,3 +427,16 @@ def test_a_long_text_is_moved_in_pieces_over_itself() -> None:
         pool.write(0, states, states)
         pool.move(range(20, 920), range(start, start + 900))
         assert pool.keys[0][0, start : start + 900, 0].equal(torch.arange(20.0, 920.0))
+
+
+def test_an_extent_grows_in_place_into_a_gap_that_is_large_enough() -> None:
+    pool, _ = extents(64)
+    text, between, behind = pool.reserve(30, 4), pool.reserve(8), pool.reserve(20)
+    assert text is not None
+    assert between is not None
+    assert behind is not None
+    pool.release(between)
+    assert pool.grow(text, 10)
+    assert (text.start, text.capacity, pool.free_positions) == (0, 10, 34)
+    assert pool.grow(text, 13), "elsewhere: two are left, then another one begins"
+    assert (text.start, pool.free_positions) == (32, 64 - 20 - text.capacity)
