@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from models import corpus, evaluate, llama, sampling
 from models.loop import Stage, aligned, train, windows
+from tandem.distillation.divergences import forward_kl, tvd
 
 TARGET_STAGES = [
     Stage("256 tokens", steps=840, rows=32, length=256, start=1.0, end=1.0),
@@ -40,14 +41,12 @@ ALLOCATOR = {
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
     """Mean KL(teacher || student) of logits [..., vocabulary]."""
-    p, q = teacher.float().log_softmax(-1), student.float().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).mean()
+    return forward_kl(teacher.float().log_softmax(-1), student.float().log_softmax(-1)).mean()
 
 
 def missed(teacher: Tensor, student: Tensor) -> Tensor:
     """One minus the mean overlap of logits [..., vocabulary]: the total variation distance."""
-    p, q = teacher.float().softmax(-1), student.float().softmax(-1)
-    return 1 - torch.minimum(p, q).sum(-1).mean()
+    return tvd(teacher.float().log_softmax(-1), student.float().log_softmax(-1)).mean()
 
 
 def cross_entropy(tokens: Tensor, logits: Tensor) -> Tensor:

@@ -152,6 +152,7 @@ def test_scheduling_model_and_serving_are_apart() -> None:
         "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
         | {"entry_points", "errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
+        "distillation": {"client", "errors", "vocabulary"},
         "peers": {"rpc", "common", "drafter", "target", "speculation", "telemetry"}
         | {"errors", "profile", "settings"},
     }
@@ -198,7 +199,7 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     # `drafting` for its table of methods, which the command's help names.
     seen_by_tools = {"__version__", "drafting", "errors", "failure", "rpc", "settings", "telemetry"}
     seen_by_tools |= {"client", "retrieval", "vocabulary", "checkpoint_folder", "lengths"}
-    seen_by_tools |= stubs
+    seen_by_tools |= {"distillation", *stubs}
     assert seen_from("tandem.tools", "tandem") <= seen_by_tools
     for room in ("traces", "planning"):
         assert not seen_from(f"tandem.tools.{room}", "tandem") & {"rpc", *stubs}, room
@@ -215,7 +216,8 @@ def test_the_command_is_nobodys_library(folder: str) -> None:
 
 def test_only_the_models_side_touches_torch() -> None:
     rooms = ("speculation", "shaping", "kernels", "inference", "verification", "engine")
-    side = (*(f"tandem.{room}" for room in rooms), "tandem_vllm.rule", "tandem_vllm.expand")
+    side = (*(f"tandem.{room}" for room in (*rooms, "distillation")), "tandem_vllm.rule")
+    side += ("tandem_vllm.expand",)
     for folder in PRODUCT:
         for module, name in imports(folder):
             if name.split(".")[0] in ("torch", "transformers", "numba"):

@@ -10,6 +10,7 @@ from tandem import __version__
 from tandem.tools.cli.commands.bench import bench
 from tandem.tools.cli.commands.chat import chat
 from tandem.tools.cli.commands.demo import demo
+from tandem.tools.cli.commands.distill import distill
 from tandem.tools.cli.commands.generate import generate
 from tandem.tools.cli.commands.index import index
 from tandem.tools.cli.commands.info import info
@@ -53,7 +54,7 @@ def root(
 
 
 app.command(cls=UpCommand)(up)
-for command in (generate, chat, demo, bench, load, plan, info, top):
+for command in (generate, chat, demo, bench, load, plan, distill, info, top):
     app.command()(command)
 app.add_typer(trace)
 app.add_typer(index)

@@ -1,0 +1,283 @@
+"""A distillation from its plan to a drafter's folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tandem.client.blocking import Client
+from tandem.distillation.distilled import Distilled, card_of
+from tandem.distillation.divergences import loss
+from tandem.distillation.drafters import (
+    fresh_drafter,
+    read_drafter,
+    read_model,
+    read_tokenizer,
+    require_same,
+    write_drafter,
+)
+from tandem.distillation.held_out import Figures, HeldOut
+from tandem.distillation.plan import Distillation, keep_plan
+from tandem.distillation.teachers import LocalTeacher, Say, ServedTeacher, Teacher
+from tandem.distillation.texts import read_records, split
+from tandem.distillation.trainer import Clock, Training, optimisers
+from tandem.distillation.training_texts import TrainingTexts
+from tandem.errors import EngineFailure, StartupError
+
+# Logits that are held at once, of either model: 256 MiB of float32.
+_MOST_LOGITS = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """Where a run is.
+
+    Attributes:
+        step: that is done.
+        share: of the run that is done, 0 to 1.
+        seconds: of training so far.
+        loss: of the step.
+        overlap: the newest, on held-out text and on the target's own.
+    """
+
+    step: int
+    share: float
+    seconds: float
+    loss: float
+    overlap: tuple[float, float]
+
+
+def distill(
+    plan: Distillation,
+    output: Path,
+    *,
+    device: str = "",
+    threads: int = 0,
+    client: Client | None = None,
+    say: Say = lambda sentence: None,
+    progress: Callable[[TrainingProgress], None] = lambda progress: None,
+    clock: Clock = time.monotonic,
+) -> Distilled:
+    """Train a drafter; a run that was cut goes on.
+
+    The folder holds the best drafter so far at any moment, and in `run` what the run goes on from.
+
+    Args:
+        plan: of the run.
+        output: folder of the drafter.
+        device: that computes both models; empty for CUDA where there is one, else the CPU.
+        threads: of the CPU; 0 takes PyTorch's default, one a core.
+        client: of a target that is served; None makes one of its address.
+        say: called with what a person should know.
+        progress: called behind each step.
+        clock: of the training, in seconds.
+
+    Raises:
+        StartupError: the pair, the texts or the folder do not do, or belong to another run.
+        EngineFailure: the loss was not finite. The best drafter is kept.
+        Unavailable: a target that is served was away for too long.
+        OSError: there is no room on the disk. What was written before is kept.
+    """
+    plan.check()
+    if threads:
+        torch.set_num_threads(threads)
+    run = output / "run"
+    if output.exists() and any(output.iterdir()) and not (run / "plan.json").exists():
+        raise StartupError(f"{output} has files that are of no run: give a folder of its own")
+    if plan.is_served and client is None:
+        client = Client(*plan.target.split(","), note=say)
+    parts = _Parts(plan, _device_of(device), client, say)
+    keep_plan(plan, run / "plan.json")
+    return _Run(plan, output, parts, say, progress, clock).go()
+
+
+class _Parts:
+    """The pair and its texts."""
+
+    def __init__(
+        self, plan: Distillation, device: torch.device, client: Client | None, say: Say
+    ) -> None:
+        self.tokenizer = read_tokenizer(plan.drafter or plan.target)
+        if plan.is_served and not plan.drafter:
+            raise StartupError("a fresh drafter is made like its target: give its directory")
+        if not plan.is_served:
+            require_same(read_tokenizer(plan.target), self.tokenizer)
+        records = read_records(Path(plan.prompts), self.tokenizer)
+        if plan.held_out:
+            self.records, self.held_out = records, read_records(Path(plan.held_out), self.tokenizer)
+        else:
+            self.records, self.held_out = split(records)
+        if plan.drafter:
+            self.drafter, self.dtype = read_drafter(plan.drafter)
+        else:
+            self.drafter = fresh_drafter(plan.target, plan.layers, plan.width, plan.seed)
+            self.dtype = torch.bfloat16
+        self.drafter = self.drafter.to(device)
+        longest = self.drafter.config.get_text_config().max_position_embeddings
+        if plan.length >= longest:
+            raise StartupError(f"the drafter holds {longest} tokens: give a smaller length")
+        self.teacher = self._teacher(plan, device, client, say)
+        own = self.drafter.config.get_text_config().vocab_size
+        self.vocabulary = min(own, self.teacher.vocabulary)
+        self.end: int | None = self.tokenizer.eos_token_id
+
+    def _teacher(
+        self, plan: Distillation, device: torch.device, client: Client | None, say: Say
+    ) -> Teacher:
+        if client is not None:
+            return ServedTeacher(client, self.tokenizer, say)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return LocalTeacher(read_model(plan.target, dtype, device), device)
+
+
+class _Run:
+    def __init__(
+        self,
+        plan: Distillation,
+        output: Path,
+        parts: _Parts,
+        say: Say,
+        progress: Callable[[TrainingProgress], None],
+        clock: Clock,
+    ) -> None:
+        self._plan, self._output, self._parts = plan, output, parts
+        self._say, self._progress = say, progress
+        self._folder = output / "run"
+        common = parts.teacher, parts.vocabulary, parts.end, self._folder
+        self._held_out = HeldOut(plan, parts.held_out, *common)
+        self._batches = TrainingTexts(plan, parts.records, *common, say)
+        self._training = Training(
+            parts.drafter,
+            optimisers(parts.drafter, plan.rate),
+            self._folder / "checkpoint.pt",
+            plan.rate,
+            lambda step, seconds: (
+                step / plan.steps if plan.steps else seconds / (60 * plan.minutes)
+            ),
+            clock,
+        )
+
+    def go(self) -> Distilled:
+        training, drafter = self._training, self._parts.drafter
+        training.load()
+        about = training.about
+        if training.step:
+            self._say(f"it goes on behind step {training.step}")
+        if not about:
+            about.update(first=self._measured(), best=None, best_step=0, history=[])
+            about["first_round"] = self._tokens_a_round()
+            self._keep_best(about["first"])
+            training.save()
+        while training.done < 1:
+            try:
+                value = training.take(self._losses)
+            except EngineFailure:
+                training.save()  # the weights are those of the step before
+                raise
+            if training.step % self._plan.measure_every == 0 or training.done >= 1:
+                self._keep_best(self._measured())
+                training.save()
+                self._forget_worse()
+            training.save_if_due()
+            overlap = tuple(about["history"][-1][1:3])
+            self._progress(
+                TrainingProgress(training.step, training.done, training.seconds, value, overlap)
+            )
+        drafter.load_state_dict(torch.load(self._best, weights_only=True))
+        rounds = self._tokens_a_round()
+        outcome = Distilled(
+            training.step,
+            training.seconds,
+            about["best_step"],
+            {kind: Figures(*values) for kind, values in about["first"].items()},
+            {kind: Figures(*values) for kind, values in about["best"].items()},
+            {at: (about["first_round"][at], rounds[at]) for at in rounds},
+        )
+        self._write(outcome)
+        return outcome
+
+    def _losses(self) -> Iterator[Tensor]:
+        """Of the rows of a step, as many at once as memory is planned for."""
+        plan, parts, drafter = self._plan, self._parts, self._parts.drafter
+        batch = self._batches.of(self._training.step, drafter)
+        all_of_them = batch.counts.sum().clamp(min=1).to(drafter.device)
+        at_once = max(1, _MOST_LOGITS // (plan.length * parts.vocabulary))
+        drafter.train()
+        for first in range(0, plan.rows, at_once):
+            tokens, counts = (each[first : first + at_once] for each in batch)
+            rows = None
+            if plan.divergence != "cross-entropy":
+                rows = parts.teacher.rows(tokens)
+            tokens, counts = tokens.to(drafter.device), counts.to(drafter.device)
+            with torch.autocast("cuda", torch.bfloat16, enabled=drafter.device.type == "cuda"):
+                logits = drafter(input_ids=tokens[:, :-1], use_cache=False).logits
+            each = loss(plan.divergence, logits[..., : parts.vocabulary], rows, tokens[:, 1:])
+            yield (each * counts).sum() / all_of_them
+        drafter.eval()
+
+    def _measured(self) -> dict[str, tuple[list[float], list[float]]]:
+        self._parts.drafter.eval()
+        found = self._held_out.measure(self._parts.drafter)
+        return {kind: (each.overlap, each.agreement) for kind, each in found.items()}
+
+    def _tokens_a_round(self) -> dict[int, list[float]]:
+        self._parts.drafter.eval()
+        return {at: self._held_out.tokens_a_round(self._parts.drafter, at) for at in (0, 1)}
+
+    def _keep_best(self, found: dict[str, tuple[list[float], list[float]]]) -> None:
+        training, about = self._training, self._training.about
+        means = {kind: Figures(*values).summary()["overlap"] for kind, values in found.items()}
+        about["history"] = [
+            *about["history"],
+            [training.step, means["text"], means["target"], training.seconds],
+        ]
+        if about["best"] is not None:
+            before = [Figures(*values).summary()["overlap"] for values in about["best"].values()]
+            if sum(means.values()) <= sum(before):
+                return
+        about["best"], about["best_step"] = found, training.step
+        temporary = self._best.with_suffix(".new")
+        with temporary.open("wb") as file:
+            torch.save(training.model.state_dict(), file)
+        temporary.replace(self._best)
+        self._write(None)
+
+    @property
+    def _best(self) -> Path:
+        """The float32 weights of the best drafter that the checkpoint knows."""
+        found: Path = self._folder / f"best-{self._training.about['best_step']:07}.pt"
+        return found
+
+    def _forget_worse(self) -> None:
+        for path in self._folder.glob("best-*"):
+            if path != self._best:
+                path.unlink()
+
+    def _write(self, outcome: Distilled | None) -> None:
+        parts, about = self._parts, self._training.about
+        write_drafter(
+            parts.drafter,
+            parts.dtype,
+            parts.tokenizer,
+            card_of(self._plan, outcome),
+            self._output,
+            self._folder / "new",
+        )
+        history = {"plan": asdict(self._plan), "history": about["history"]}
+        (self._folder / "history.json").write_text(json.dumps(history, indent=1) + "\n")
+
+
+def _device_of(name: str) -> torch.device:
+    found = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=found).device
+    except (RuntimeError, AssertionError) as error:
+        raise StartupError(
+            f"device {name!r} cannot be used: {str(error).splitlines()[0]}"
+        ) from None

@@ -1,0 +1,182 @@
+"""Targets that say what they would write: of a checkpoint here, or of a service."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.client.blocking import Client
+from tandem.client.errors import CallFailed, Lost, TimedOut
+from tandem.client.results import GeneratedText
+from tandem.distillation.divergences import TargetRows
+from tandem.distillation.sampling import continue_rows
+from tandem.errors import StartupError, Unavailable
+from tandem.vocabulary import vocabulary_fingerprint
+
+# Calls at once, and what a reply may tell of each place.
+_CALLS, _MOST_TOP = 8, 20
+# How long a target that is away is waited for, and between two attempts.
+WAIT_SECONDS, _PAUSE_SECONDS = 600.0, 2.0
+_SAY_SECONDS = 30.0
+
+Say = Callable[[str], None]
+
+
+class Teacher(ABC):
+    """A target.
+
+    Attributes:
+        vocabulary: how many ids it knows.
+    """
+
+    vocabulary: int
+
+    @abstractmethod
+    def rows(self, tokens: Tensor) -> TargetRows:
+        """What it says behind each token but the last.
+
+        Args:
+            tokens: [rows, time + 1] of int64.
+
+        Returns:
+            Rows [rows, time, k].
+        """
+
+    @abstractmethod
+    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+        """Rows filled with its samples at temperature 1; see `continue_rows`."""
+
+
+class LocalTeacher(Teacher):
+    """A target's model in this process.
+
+    Args:
+        model: of transformers.
+        device: that has it.
+    """
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.vocabulary = model.config.get_text_config().vocab_size
+        self._model, self._device = model, device
+
+    @torch.no_grad()
+    def rows(self, tokens: Tensor) -> TargetRows:
+        """See `Teacher`."""
+        found = self._model(input_ids=tokens[:, :-1].to(self._device), use_cache=False).logits
+        return TargetRows(found.float().log_softmax(-1))
+
+    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+        """See `Teacher`."""
+        generator = torch.Generator().manual_seed(seed)
+        device = self._device
+        rows = tokens.to(device), known.to(device)
+        return continue_rows(self._model, *rows, vocabulary, generator).to("cpu")
+
+
+class ServedTeacher(Teacher):
+    """A target that an orchestrator serves. It tells of each place its likeliest tokens, and all
+    others together.
+
+    Args:
+        client: of the orchestrator.
+        tokenizer: of the drafter.
+        say: called with a sentence about each loss.
+        wait_seconds: how long a service that is away is waited for.
+
+    Raises:
+        StartupError: nothing answers, or it serves a target of another tokenizer.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        tokenizer: Any,
+        say: Say = lambda sentence: None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._client = client
+        self._say, self._wait_seconds = say, wait_seconds
+        self._lock, self._said_at = threading.Lock(), -math.inf
+        try:
+            about = self._client.info().target
+        except CallFailed as error:
+            raise StartupError(f"no target serves there: {error}") from None
+        if about.tokenizer_fingerprint != vocabulary_fingerprint(tokenizer.get_vocab()):
+            raise StartupError(
+                "the target that is served has another tokenizer than the drafter: take a drafter"
+                " of the same family"
+            )
+        self.vocabulary = about.vocab_size
+        self._top = min(_MOST_TOP, self.vocabulary - 1)
+        self._longest = about.max_length
+
+    def rows(self, tokens: Tensor) -> TargetRows:
+        """See `Teacher`.
+
+        Raises:
+            StartupError: the target refuses such texts.
+            Unavailable: it was away for too long.
+        """
+        if tokens.shape[1] >= self._longest:
+            raise StartupError(f"the target serves {self._longest} tokens: give a smaller length")
+        told = self._ask(
+            {"prompt": row.tolist(), "max_new_tokens": 1, "log_probs": self._top}
+            | {"prompt_log_probs": True, "ignore_eos": True}
+            for row in tokens
+        )
+        tops = [[token.top for token in text.prompt[1:]] for text in told]
+        ids = torch.tensor([[[each[0] for each in top] for top in row] for row in tops])
+        values = torch.tensor([[[each[1] for each in top] for top in row] for row in tops])
+        return TargetRows(values.float(), ids)
+
+    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+        """See `Teacher`. Ids that the drafter does not know are not expected."""
+        filled, time_ = tokens.clone(), tokens.shape[1]
+        asked = [int(size) for size in known]
+        told = self._ask(
+            {"prompt": row[:size].tolist(), "max_new_tokens": time_ - size, "ignore_eos": True}
+            | {"temperature": 1.0, "seed": seed + number}
+            for number, (row, size) in enumerate(zip(tokens, asked, strict=True))
+            if size < time_
+        )
+        texts = iter(told)
+        for number, size in enumerate(asked):
+            if size < time_:
+                filled[number, size:] = torch.tensor(next(texts).token_ids)
+        return filled.clamp(max=vocabulary - 1)
+
+    def _ask(self, requests: Any) -> Sequence[GeneratedText]:
+        with ThreadPoolExecutor(_CALLS) as pool:
+            return list(pool.map(lambda request: self._generate(**request), requests))
+
+    def _say_once(self, sentence: str) -> None:
+        """Of all calls that wait, and now and then while they do."""
+        with self._lock:
+            if time.monotonic() - self._said_at < _SAY_SECONDS:
+                return
+            self._said_at = time.monotonic()
+        self._say(sentence)
+
+    def _generate(self, **request: Any) -> GeneratedText:
+        began = time.monotonic()
+        while True:
+            try:
+                return self._client.generate(**request)
+            except (Lost, TimedOut) as error:
+                if time.monotonic() - began > self._wait_seconds:
+                    raise Unavailable(
+                        f"the target has been away for {self._wait_seconds:g} s ({error}); start"
+                        " it, and the same command goes on"
+                    ) from None
+                self._say_once(f"the target is away ({error}); waiting")
+                time.sleep(_PAUSE_SECONDS)
+            except CallFailed as error:
+                raise StartupError(f"the target does not say: {error}") from None

@@ -1,0 +1,160 @@
+"""Which texts a step learns from: a function of the step's number, so that a resume is exact."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.distillation.plan import Distillation
+from tandem.distillation.sampling import continue_rows
+from tandem.distillation.teachers import Say, Teacher
+from tandem.distillation.texts import Record, beginnings, stream_of, windows
+
+# The target writes so many texts at once, each of which is learnt from a few times.
+_BLOCK, _TIMES = 512, 4
+# Rows of one pass that continues texts.
+_AT_ONCE = 64
+# Apart from each other, whatever the seed is.
+_TARGETS, _OWN = 1, 2
+
+
+class Batch(NamedTuple):
+    """Texts of a step.
+
+    Attributes:
+        tokens: [rows, time + 1] of int64.
+        counts: [rows, time] of bool: whose place counts.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+
+
+class TrainingTexts:
+    """The texts of a run.
+
+    Args:
+        plan: of the run.
+        records: to learn from.
+        teacher: continues prompts where the data asks for it.
+        vocabulary: ids that both models know.
+        end: the token that ends a text; None for none.
+        folder: of the run; keeps what the target wrote, as long as it is learnt from.
+        say: called with how far the target's writing is.
+    """
+
+    def __init__(
+        self,
+        plan: Distillation,
+        records: Sequence[Record],
+        teacher: Teacher,
+        vocabulary: int,
+        end: int | None,
+        folder: Path,
+        say: Say = lambda sentence: None,
+    ) -> None:
+        self._say = say
+        self._plan, self._records, self._teacher = plan, records, teacher
+        self._vocabulary, self._end, self._folder = vocabulary, end, folder / "texts"
+        self._stream = stream_of(records)
+        self._block: tuple[int, Batch] | None = None
+
+    def of(self, step: int, drafter: Any) -> Batch:
+        """The texts of a step.
+
+        Args:
+            step: its number.
+            drafter: as it is before the step; writes its own texts.
+        """
+        plan = self._plan
+        if plan.data == "corpus":
+            tokens = windows(self._stream, plan.rows, plan.length, step, plan.seed)
+            return Batch(torch.from_numpy(tokens), torch.ones(plan.rows, plan.length).bool())
+        own = {"target": 0, "on-policy": plan.rows, "mixed": (plan.rows + step % 2) // 2}[plan.data]
+        parts = []
+        if own:
+            parts.append(self._own(step, own, drafter))
+        if own < plan.rows:
+            parts.append(self._targets(step, plan.rows - own))
+        return Batch(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+    def _own(self, step: int, rows: int, drafter: Any) -> Batch:
+        tokens, known = self._beginnings(rows, _OWN, step)
+        generator = torch.Generator().manual_seed(seed_of(self._plan.seed, _OWN, step))
+        device = drafter.device
+        written = continue_rows(
+            drafter, tokens.to(device), known.to(device), self._vocabulary, generator
+        )
+        return self._batch(written.cpu(), known)
+
+    def _targets(self, step: int, rows: int) -> Batch:
+        """Each block is read in an order of its own, a few times."""
+        picked: list[Batch] = []
+        for place in range(step * rows, (step + 1) * rows):
+            number, within = divmod(place, _BLOCK * _TIMES)
+            block = self._block_of(number)
+            time, turn = divmod(within, _BLOCK)
+            order = np.random.default_rng((self._plan.seed, number, time)).permutation(_BLOCK)
+            row = int(order[turn])
+            picked.append(Batch(*(each[row] for each in block)))
+        return Batch(*(torch.stack(each) for each in zip(*picked, strict=True)))
+
+    def _block_of(self, number: int) -> Batch:
+        if self._block is None or self._block[0] != number:
+            folder = self._folder / f"{number:05}"
+            for stale in self._folder.glob("*"):
+                if stale != folder:
+                    shutil.rmtree(stale, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            parts = [
+                self._written(folder / f"{part:02}.npy", number * _BLOCK + part)
+                for part in range(_BLOCK // _AT_ONCE)
+            ]
+            self._block = number, Batch(*(torch.cat(each) for each in zip(*parts, strict=True)))
+        return self._block[1]
+
+    def _written(self, path: Path, number: int) -> Batch:
+        """Texts that the target wrote, drawn where they are not there yet."""
+        tokens, known = self._beginnings(_AT_ONCE, _TARGETS, number)
+        if path.exists():
+            written = torch.from_numpy(np.load(path).astype(np.int64))
+        else:
+            seed = seed_of(self._plan.seed, _TARGETS, number)
+            written = self._teacher.continued(tokens, known, self._vocabulary, seed)
+            temporary = path.with_suffix(".new")
+            with temporary.open("wb") as file:
+                np.save(file, written.numpy().astype(np.int32))
+            temporary.replace(path)
+            there = (number % _BLOCK + 1) * _AT_ONCE
+            self._say(f"the target has written {there} of its next {_BLOCK} texts")
+        return self._batch(written, known)
+
+    def _beginnings(self, rows: int, kind: int, number: int) -> tuple[Tensor, Tensor]:
+        generator = np.random.default_rng((self._plan.seed, kind, number))
+        tokens, known = beginnings(self._records, rows, self._plan.length, generator)
+        return torch.from_numpy(tokens), torch.from_numpy(known)
+
+    def _batch(self, tokens: Tensor, known: Tensor) -> Batch:
+        return Batch(tokens, counted(tokens, known, self._end))
+
+
+def seed_of(*parts: int) -> int:
+    """A seed of numbers, the same everywhere; below 2^31."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
+
+
+def counted(tokens: Tensor, known: Tensor, end: int | None) -> Tensor:
+    """Whose places count [rows, time] of texts [rows, time + 1]: from each prompt's last token to
+    the text's end."""
+    place = torch.arange(tokens.shape[1] - 1)
+    counts = place >= known[:, None] - 1
+    if end is not None:
+        ended = (tokens == end) & (torch.arange(tokens.shape[1]) >= known[:, None])
+        counts &= ended.cumsum(1)[:, :-1] == 0
+    return counts

@@ -1,0 +1,178 @@
+"""Which texts a step learns from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.distillation.divergences import TargetRows
+from tandem.distillation.drafters import read_model, read_tokenizer
+from tandem.distillation.held_out import HeldOut
+from tandem.distillation.plan import Distillation
+from tandem.distillation.sampling import continue_rows
+from tandem.distillation.teachers import LocalTeacher, Teacher
+from tandem.distillation.texts import Record, read_records
+from tandem.distillation.training_texts import TrainingTexts, counted
+
+CPU = torch.device("cpu")
+
+
+class Counting(Teacher):
+    """Writes each text's number behind its prompt, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.vocabulary, self.asked = 2048, 0
+
+    def rows(self, tokens: Tensor) -> TargetRows:
+        raise AssertionError("nobody asked")
+
+    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+        self.asked += 1
+        place = torch.arange(tokens.shape[1])
+        number = torch.arange(len(tokens))[:, None] + 1
+        return torch.where(place < known[:, None], tokens, 100 * self.asked + number)
+
+
+@pytest.fixture
+def records(plan: Distillation) -> list[Record]:
+    return read_records(Path(plan.prompts), read_tokenizer(plan.target))
+
+
+def test_places_count_from_the_prompts_last_token_to_the_end_of_the_text() -> None:
+    tokens = torch.tensor([[5, 6, 7, 8, 0, 9, 9], [0, 6, 0, 8, 8, 8, 8], [5, 6, 7, 8, 9, 9, 9]])
+    found = counted(tokens, torch.tensor([2, 1, 3]), 0).int().tolist()
+    assert found == [[0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]]
+    assert counted(tokens, torch.tensor([2, 1, 3]), None).sum() == 5 + 6 + 4
+
+
+def test_each_text_of_the_target_is_learnt_from_as_often_and_written_once(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    teacher = Counting()
+    batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, 0, tmp_path)
+    seen = torch.cat([batches.of(step, None).tokens[:, -1] for step in range(16)])
+    assert teacher.asked == 2  # two parts of a block of 16
+    assert set(seen.bincount().tolist()) == {0, 4}
+    assert (seen.bincount() == 4).sum() == 16
+    batches.of(16, None)
+    assert teacher.asked == 4
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["00001"]
+
+
+def test_what_the_target_wrote_is_there_after_a_restart(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    made = []
+    for _ in range(2):
+        teacher = Counting()
+        batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, 0, tmp_path)
+        made.append((batches.of(3, None).tokens, teacher.asked))
+    assert torch.equal(made[0][0], made[1][0])
+    assert [asked for _, asked in made] == [2, 0]
+
+
+def test_mixed_texts_are_half_the_drafters_own(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    drafter = read_model(plan.drafter, torch.float32, CPU)
+    for rows in (1, 4, 5):
+        batches = TrainingTexts(
+            replace(plan, data="mixed", rows=rows), records, Counting(), 2048, 0, tmp_path
+        )
+        own = 0
+        for step in range(4):
+            batch = batches.of(step, drafter)
+            assert batch.tokens.shape == (rows, 13)
+            assert batch.counts.shape == (rows, 12)
+            own += sum(int((row == row[-1]).sum()) == 1 for row in batch.tokens)
+        assert abs(own - 2 * rows) <= 1 + rows % 2
+
+
+def test_its_own_texts_are_drawn_anew_with_its_weights_of_the_step(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    batches = TrainingTexts(replace(plan, data="on-policy"), records, Counting(), 2048, 0, tmp_path)
+    drafter = read_model(plan.drafter, torch.float32, CPU)
+    first = batches.of(0, drafter).tokens
+    assert torch.equal(batches.of(0, drafter).tokens, first)
+    assert not torch.equal(batches.of(1, drafter).tokens, first)
+    with torch.no_grad():
+        drafter.get_input_embeddings().weight.mul_(3)
+    assert not torch.equal(batches.of(0, drafter).tokens, first)
+
+
+def test_a_continuation_follows_the_models_law(plan: Distillation) -> None:
+    """Of one token behind prompts of several lengths, drawn and likeliest."""
+    model = read_model(plan.target, torch.float32, CPU)
+    tokens = torch.tensor([[3, 4, 5, 0], [3, 0, 0, 0]]).repeat_interleave(1500, 0)
+    known = torch.tensor([3, 1]).repeat_interleave(1500)
+    filled = continue_rows(model, tokens, known, 6, torch.Generator().manual_seed(0))
+    assert torch.equal(filled[:1500, :3], tokens[:1500, :3])
+    for rows, prompt in ((filled[:1500, 3], [3, 4, 5]), (filled[1500:, 1], [3])):
+        law = model(input_ids=torch.tensor([prompt])).logits[0, -1, :6].softmax(-1)
+        seen = rows.bincount(minlength=6) / 1500
+        assert float((seen - law.detach()).abs().max()) < 0.05
+    best = continue_rows(model, tokens[:1], known[:1], 2048, None)
+    likeliest = model(input_ids=tokens[:1, :3]).logits[0, -1].argmax()
+    assert best[0, 3] == likeliest
+
+
+def test_a_round_of_a_drafter_that_is_its_target_emits_all(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    model = read_model(plan.target, torch.float32, CPU)
+    held = HeldOut(plan, records, LocalTeacher(model, CPU), 2048, None, tmp_path)
+    for temperature in (0, 1):
+        assert held.tokens_a_round(model, temperature) == pytest.approx([5.0] * 4, abs=1e-4)
+    for figures in held.measure(model).values():
+        assert figures.overlap == pytest.approx([1.0] * len(figures.overlap), abs=1e-5)
+        assert figures.agreement == pytest.approx([1.0] * len(figures.agreement))
+
+
+def test_a_rounds_tokens_are_what_the_rule_accepts(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    """Against rounds that are drawn and judged one by one."""
+    target, drafter = (read_model(plan.target, torch.float32, CPU) for _ in range(2))
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():  # near, else nothing is accepted
+        table = drafter.get_input_embeddings().weight
+        table += 0.05 * torch.randn(table.shape, generator=generator)
+    found = []
+    for seed in range(30):
+        own = replace(plan, seed=seed)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tandem.distillation.held_out._DRAFTS", 1)  # behind four tokens
+            held = HeldOut(own, records, LocalTeacher(target, CPU), 2048, None, tmp_path)
+            found += held.tokens_a_round(drafter, 1)
+    expected = sum(found) / len(found)
+    assert 1.5 < expected < 4.5
+    generator = torch.Generator().manual_seed(5)
+    batch, emitted, rounds = held.texts["target"], 0, 0
+    for row in batch.tokens[:, :4]:
+        for _ in range(60):
+            known = torch.tensor([4])
+            room = torch.cat([row, torch.zeros(4).long()])[None]
+            drafted = continue_rows(drafter, room, known, 2048, generator)
+            p, q = (m(input_ids=drafted).logits[0, 3:7].softmax(-1) for m in (target, drafter))
+            rounds += 1
+            emitted += 1
+            for place, token in enumerate(drafted[0, 4:]):
+                ratio = (p[place, token] / q[place, token]).item()
+                if torch.rand(1, generator=generator).item() >= ratio:
+                    break
+                emitted += 1
+    assert emitted / rounds == pytest.approx(expected, abs=0.35)
+
+
+def test_samples_of_a_local_target_are_seeded(plan: Distillation) -> None:
+    teacher: Any = LocalTeacher(read_model(plan.target, torch.float32, CPU), CPU)
+    tokens, known = torch.full((3, 9), 7), torch.tensor([2, 3, 4])
+    one, same, other = (teacher.continued(tokens, known, 2048, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
