@@ -28,9 +28,14 @@ class TargetRows:
     log_probs: Tensor
     ids: Tensor | None = None
 
-    def __getitem__(self, rows: slice) -> TargetRows:
+    def __getitem__(self, rows: slice | list[int]) -> TargetRows:
         ids = None if self.ids is None else self.ids[rows]
         return TargetRows(self.log_probs[rows], ids)
+
+    def to(self, device: torch.device) -> TargetRows:
+        """The same on a device."""
+        ids = None if self.ids is None else self.ids.to(device)
+        return TargetRows(self.log_probs.to(device), ids)
 
     def beside(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The target's and the drafter's logarithms over the same outcomes [rows, time, n]: the

@@ -84,7 +84,8 @@ class HeldOut:
         if path.exists():
             written = torch.from_numpy(np.load(path))
         else:
-            written = teacher.continued(prompts, sizes, vocabulary, seed_of(plan.seed, _SAMPLES))
+            seed = seed_of(plan.seed, _SAMPLES)
+            written, _ = teacher.continued(prompts, sizes, vocabulary, seed)
             folder.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".new")
             with temporary.open("wb") as file:
@@ -104,7 +105,8 @@ class HeldOut:
         overlap: list[float] = []
         agreement: list[float] = []
         for first in range(0, len(batch.tokens), _AT_ONCE):
-            tokens, counts = (each[first : first + _AT_ONCE] for each in batch)
+            part = batch[first : first + _AT_ONCE]
+            tokens, counts = part.tokens, part.counts
             rows = self._told(kind, first, tokens)
             logits = drafter(input_ids=tokens[:, :-1].to(drafter.device), use_cache=False).logits
             found = logits.float().cpu()[..., : self._vocabulary]
@@ -122,8 +124,7 @@ class HeldOut:
         """Rows of a service are few numbers, and are asked for once."""
         if (kind, first) in self._rows:
             return self._rows[kind, first]
-        rows = self._teacher.rows(tokens)
-        rows = TargetRows(rows.log_probs.cpu(), None if rows.ids is None else rows.ids.cpu())
+        rows = self._teacher.rows(tokens).to(torch.device("cpu"))
         if rows.ids is not None:
             self._rows[kind, first] = rows
         return rows

@@ -16,6 +16,7 @@ from tandem.distillation.distilled import Distilled, card_of
 from tandem.distillation.divergences import loss
 from tandem.distillation.drafters import (
     fresh_drafter,
+    quiet,
     read_drafter,
     read_model,
     read_tokenizer,
@@ -27,7 +28,7 @@ from tandem.distillation.plan import Distillation, keep_plan
 from tandem.distillation.teachers import LocalTeacher, Say, ServedTeacher, Teacher
 from tandem.distillation.texts import read_records, split
 from tandem.distillation.trainer import Clock, Training, optimisers
-from tandem.distillation.training_texts import TrainingTexts
+from tandem.distillation.training_texts import Batch, TrainingTexts
 from tandem.errors import EngineFailure, StartupError
 
 # Logits that are held at once, of either model: 256 MiB of float32.
@@ -108,11 +109,13 @@ class _Parts:
             raise StartupError("a fresh drafter is made like its target: give its directory")
         if not plan.is_served:
             require_same(read_tokenizer(plan.target), self.tokenizer)
-        records = read_records(Path(plan.prompts), self.tokenizer)
-        if plan.held_out:
-            self.records, self.held_out = records, read_records(Path(plan.held_out), self.tokenizer)
-        else:
-            self.records, self.held_out = split(records)
+        with quiet():  # a text that is longer than the model is cut into windows
+            records = read_records(Path(plan.prompts), self.tokenizer)
+            if plan.held_out:
+                own = read_records(Path(plan.held_out), self.tokenizer)
+                self.records, self.held_out = records, own
+            else:
+                self.records, self.held_out = split(records)
         if plan.drafter:
             self.drafter, self.dtype = read_drafter(plan.drafter)
         else:
@@ -151,7 +154,7 @@ class _Run:
         self._folder = output / "run"
         common = parts.teacher, parts.vocabulary, parts.end, self._folder
         self._held_out = HeldOut(plan, parts.held_out, *common)
-        self._batches = TrainingTexts(plan, parts.records, *common, say)
+        self._texts = TrainingTexts(plan, parts.records, *common, say)
         self._training = Training(
             parts.drafter,
             optimisers(parts.drafter, plan.rate),
@@ -205,21 +208,28 @@ class _Run:
     def _losses(self) -> Iterator[Tensor]:
         """Of the rows of a step, as many at once as memory is planned for."""
         plan, parts, drafter = self._plan, self._parts, self._parts.drafter
-        batch = self._batches.of(self._training.step, drafter)
-        all_of_them = batch.counts.sum().clamp(min=1).to(drafter.device)
+        parts_of_it = self._texts.of(self._training.step, drafter)
+        places = sum(int(batch.counts.sum()) for batch in parts_of_it)
         at_once = max(1, _MOST_LOGITS // (plan.length * parts.vocabulary))
         drafter.train()
-        for first in range(0, plan.rows, at_once):
-            tokens, counts = (each[first : first + at_once] for each in batch)
-            rows = None
-            if plan.divergence != "cross-entropy":
-                rows = parts.teacher.rows(tokens)
-            tokens, counts = tokens.to(drafter.device), counts.to(drafter.device)
-            with torch.autocast("cuda", torch.bfloat16, enabled=drafter.device.type == "cuda"):
-                logits = drafter(input_ids=tokens[:, :-1], use_cache=False).logits
-            each = loss(plan.divergence, logits[..., : parts.vocabulary], rows, tokens[:, 1:])
-            yield (each * counts).sum() / all_of_them
+        for batch in parts_of_it:
+            for first in range(0, len(batch.tokens), at_once):
+                yield self._loss(batch[first : first + at_once]) / max(places, 1)
         drafter.eval()
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """The sum over the places that count."""
+        plan, parts, drafter = self._plan, self._parts, self._parts.drafter
+        said = batch.said
+        if said is None and plan.divergence != "cross-entropy":
+            said = parts.teacher.rows(batch.tokens)
+        device = drafter.device
+        tokens, counts = batch.tokens.to(device), batch.counts.to(device)
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
+            logits = drafter(input_ids=tokens[:, :-1], use_cache=False).logits
+        rows = None if said is None else said.to(device)
+        each = loss(plan.divergence, logits[..., : parts.vocabulary], rows, tokens[:, 1:])
+        return (each * counts).sum()
 
     def _measured(self) -> dict[str, tuple[list[float], list[float]]]:
         self._parts.drafter.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ def continue_rows(
     known: Tensor,
     vocabulary: int,
     generator: torch.Generator | None,
+    told: Callable[[int, Tensor], None] = lambda place, logits: None,
 ) -> Tensor:
     """Fill rows behind what is known of them, one position of all rows a pass.
 
@@ -24,6 +26,7 @@ def continue_rows(
         known: [rows] how many of each row's first tokens are given; at least one.
         vocabulary: only ids below it are drawn.
         generator: draws at temperature 1; None takes the likeliest token.
+        told: called with the logits [rows, vocabulary] of each place that is filled.
 
     Returns:
         [rows, time].
@@ -35,6 +38,7 @@ def continue_rows(
         found = model(input_ids=seen, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache = found.past_key_values
         logits = found.logits[:, -1, :vocabulary].float()
+        told(place, logits)
         if generator is None:
             drawn = logits.argmax(-1)
         else:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tandem.client.blocking import Client
 from tandem.client.errors import CallFailed, Lost, TimedOut
-from tandem.client.results import GeneratedText
+from tandem.client.results import GeneratedText, GeneratedToken
 from tandem.distillation.divergences import TargetRows
 from tandem.distillation.sampling import continue_rows
 from tandem.errors import StartupError, Unavailable
@@ -26,6 +26,9 @@ _CALLS, _MOST_TOP = 8, 20
 # How long a target that is away is waited for, and between two attempts.
 WAIT_SECONDS, _PAUSE_SECONDS = 600.0, 2.0
 _SAY_SECONDS = 30.0
+
+# What a target that is computed here tells of each place of its own texts.
+_TOP = 64
 
 Say = Callable[[str], None]
 
@@ -51,8 +54,11 @@ class Teacher(ABC):
         """
 
     @abstractmethod
-    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
-        """Rows filled with its samples at temperature 1; see `continue_rows`."""
+    def continued(
+        self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int
+    ) -> tuple[Tensor, TargetRows]:
+        """Texts filled with its samples at temperature 1 (see `continue_rows`), and what it said
+        while it wrote: its likeliest tokens behind each token but the last."""
 
 
 class LocalTeacher(Teacher):
@@ -73,12 +79,21 @@ class LocalTeacher(Teacher):
         found = self._model(input_ids=tokens[:, :-1].to(self._device), use_cache=False).logits
         return TargetRows(found.float().log_softmax(-1))
 
-    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+    def continued(
+        self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int
+    ) -> tuple[Tensor, TargetRows]:
         """See `Teacher`."""
         generator = torch.Generator().manual_seed(seed)
-        device = self._device
-        rows = tokens.to(device), known.to(device)
-        return continue_rows(self._model, *rows, vocabulary, generator).to("cpu")
+        top = min(_TOP, vocabulary - 1)
+        told = _nothing_said(tokens, top)
+        assert told.ids is not None
+
+        def tell(place: int, logits: Tensor) -> None:
+            values, ids = logits.log_softmax(-1).topk(top)
+            told.log_probs[:, place - 1], told.ids[:, place - 1] = values, ids  # type: ignore[index]
+
+        at = tokens.to(self._device), known.to(self._device)
+        return continue_rows(self._model, *at, vocabulary, generator, tell).to("cpu"), told
 
 
 class ServedTeacher(Teacher):
@@ -132,26 +147,31 @@ class ServedTeacher(Teacher):
             | {"prompt_log_probs": True, "ignore_eos": True}
             for row in tokens
         )
-        tops = [[token.top for token in text.prompt[1:]] for text in told]
-        ids = torch.tensor([[[each[0] for each in top] for top in row] for row in tops])
-        values = torch.tensor([[[each[1] for each in top] for top in row] for row in tops])
-        return TargetRows(values.float(), ids)
+        rows = [_tops(text.prompt[1:]) for text in told]
+        return TargetRows(*(torch.stack(each) for each in zip(*rows, strict=True)))
 
-    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+    def continued(
+        self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int
+    ) -> tuple[Tensor, TargetRows]:
         """See `Teacher`. Ids that the drafter does not know are not expected."""
         filled, time_ = tokens.clone(), tokens.shape[1]
         asked = [int(size) for size in known]
         told = self._ask(
             {"prompt": row[:size].tolist(), "max_new_tokens": time_ - size, "ignore_eos": True}
-            | {"temperature": 1.0, "seed": seed + number}
+            | {"temperature": 1.0, "seed": seed + number, "log_probs": self._top}
             for number, (row, size) in enumerate(zip(tokens, asked, strict=True))
             if size < time_
         )
         texts = iter(told)
+        said = _nothing_said(tokens, self._top)
+        assert said.ids is not None
         for number, size in enumerate(asked):
             if size < time_:
-                filled[number, size:] = torch.tensor(next(texts).token_ids)
-        return filled.clamp(max=vocabulary - 1)
+                text = next(texts)
+                filled[number, size:] = torch.tensor(text.token_ids)
+                values, ids = _tops(text.tokens)
+                said.log_probs[number, size - 1 :], said.ids[number, size - 1 :] = values, ids
+        return filled.clamp(max=vocabulary - 1), said
 
     def _ask(self, requests: Any) -> Sequence[GeneratedText]:
         with ThreadPoolExecutor(_CALLS) as pool:
@@ -180,3 +200,15 @@ class ServedTeacher(Teacher):
                 time.sleep(_PAUSE_SECONDS)
             except CallFailed as error:
                 raise StartupError(f"the target does not say: {error}") from None
+
+
+def _nothing_said(tokens: Tensor, top: int) -> TargetRows:
+    """Rows of texts [rows, time + 1], to be filled."""
+    shape = len(tokens), tokens.shape[1] - 1, top
+    return TargetRows(torch.zeros(shape), torch.zeros(shape, dtype=torch.int64))
+
+
+def _tops(tokens: Sequence[GeneratedToken]) -> tuple[Tensor, Tensor]:
+    """Logarithms and ids [tokens, k] of the likeliest tokens at each place."""
+    values = torch.tensor([[value for _, value in token.top] for token in tokens])
+    return values.float(), torch.tensor([[id_ for id_, _ in token.top] for token in tokens])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tandem.distillation.divergences import TargetRows
 from tandem.distillation.plan import Distillation
 from tandem.distillation.sampling import continue_rows
 from tandem.distillation.teachers import Say, Teacher
@@ -24,16 +27,23 @@ _AT_ONCE = 64
 _TARGETS, _OWN = 1, 2
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """Texts of a step.
 
     Attributes:
         tokens: [rows, time + 1] of int64.
         counts: [rows, time] of bool: whose place counts.
+        said: [rows, time, k] by the target, where it wrote the texts; None where it is to be asked.
     """
 
     tokens: Tensor
     counts: Tensor
+    said: TargetRows | None = None
+
+    def __getitem__(self, rows: slice | list[int]) -> Batch:
+        said = None if self.said is None else self.said[rows]
+        return Batch(self.tokens[rows], self.counts[rows], said)
 
 
 class TrainingTexts:
@@ -65,8 +75,8 @@ class TrainingTexts:
         self._stream = stream_of(records)
         self._block: tuple[int, Batch] | None = None
 
-    def of(self, step: int, drafter: Any) -> Batch:
-        """The texts of a step.
+    def of(self, step: int, drafter: Any) -> list[Batch]:
+        """The texts of a step, in one or two parts.
 
         Args:
             step: its number.
@@ -75,73 +85,65 @@ class TrainingTexts:
         plan = self._plan
         if plan.data == "corpus":
             tokens = windows(self._stream, plan.rows, plan.length, step, plan.seed)
-            return Batch(torch.from_numpy(tokens), torch.ones(plan.rows, plan.length).bool())
-        own = {"target": 0, "on-policy": plan.rows, "mixed": (plan.rows + step % 2) // 2}[plan.data]
-        parts = []
-        if own:
-            parts.append(self._own(step, own, drafter))
-        if own < plan.rows:
-            parts.append(self._targets(step, plan.rows - own))
-        return Batch(*(torch.cat(each) for each in zip(*parts, strict=True)))
+            return [Batch(torch.from_numpy(tokens), torch.ones(plan.rows, plan.length).bool())]
+        own = {"target": 0, "on-policy": plan.rows, "mixed": (plan.rows + 1) // 2}[plan.data]
+        parts = [self._own(step, own, drafter)] if own else []
+        return [*parts, *self._targets(step, plan.rows - own)]
 
     def _own(self, step: int, rows: int, drafter: Any) -> Batch:
         tokens, known = self._beginnings(rows, _OWN, step)
         generator = torch.Generator().manual_seed(seed_of(self._plan.seed, _OWN, step))
-        device = drafter.device
-        written = continue_rows(
-            drafter, tokens.to(device), known.to(device), self._vocabulary, generator
-        )
-        return self._batch(written.cpu(), known)
+        at = tokens.to(drafter.device), known.to(drafter.device)
+        written = continue_rows(drafter, *at, self._vocabulary, generator).cpu()
+        return Batch(written, counted(written, known, self._end))
 
-    def _targets(self, step: int, rows: int) -> Batch:
-        """Each block is read in an order of its own, a few times."""
-        picked: list[Batch] = []
+    def _targets(self, step: int, rows: int) -> list[Batch]:
+        """Of blocks that are each read a few times, in another order each time."""
+        picked: dict[int, list[int]] = {}
         for place in range(step * rows, (step + 1) * rows):
             number, within = divmod(place, _BLOCK * _TIMES)
-            block = self._block_of(number)
             time, turn = divmod(within, _BLOCK)
             order = np.random.default_rng((self._plan.seed, number, time)).permutation(_BLOCK)
-            row = int(order[turn])
-            picked.append(Batch(*(each[row] for each in block)))
-        return Batch(*(torch.stack(each) for each in zip(*picked, strict=True)))
+            picked.setdefault(number, []).append(int(order[turn]))
+        return [self._block_of(number)[places] for number, places in picked.items()]
 
     def _block_of(self, number: int) -> Batch:
         if self._block is None or self._block[0] != number:
+            self._block = None
             folder = self._folder / f"{number:05}"
             for stale in self._folder.glob("*"):
                 if stale != folder:
                     shutil.rmtree(stale, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
-            parts = [
-                self._written(folder / f"{part:02}.npy", number * _BLOCK + part)
-                for part in range(_BLOCK // _AT_ONCE)
-            ]
-            self._block = number, Batch(*(torch.cat(each) for each in zip(*parts, strict=True)))
+            parts = [self._written(folder, number, part) for part in range(_BLOCK // _AT_ONCE)]
+            tokens, counts, values, ids = (torch.cat(each) for each in zip(*parts, strict=True))
+            self._block = number, Batch(tokens, counts, TargetRows(values, ids))
         return self._block[1]
 
-    def _written(self, path: Path, number: int) -> Batch:
-        """Texts that the target wrote, drawn where they are not there yet."""
-        tokens, known = self._beginnings(_AT_ONCE, _TARGETS, number)
+    def _written(self, folder: Path, number: int, part: int) -> tuple[Tensor, ...]:
+        """Texts that the target wrote, whose places count, and what it said (values and ids); drawn
+        where they are not there yet."""
+        kind = number * _BLOCK + part
+        tokens, known = self._beginnings(_AT_ONCE, _TARGETS, kind)
+        path = folder / f"{part:02}.safetensors"
         if path.exists():
-            written = torch.from_numpy(np.load(path).astype(np.int64))
+            found = load_file(path)
         else:
-            seed = seed_of(self._plan.seed, _TARGETS, number)
-            written = self._teacher.continued(tokens, known, self._vocabulary, seed)
+            seed = seed_of(self._plan.seed, _TARGETS, kind)
+            written, said = self._teacher.continued(tokens, known, self._vocabulary, seed)
+            assert said.ids is not None
+            found = {"tokens": written, "values": said.log_probs, "ids": said.ids.int()}
             temporary = path.with_suffix(".new")
-            with temporary.open("wb") as file:
-                np.save(file, written.numpy().astype(np.int32))
+            save_file(found, temporary)
             temporary.replace(path)
-            there = (number % _BLOCK + 1) * _AT_ONCE
-            self._say(f"the target has written {there} of its next {_BLOCK} texts")
-        return self._batch(written, known)
+            self._say(f"the target has written {(part + 1) * _AT_ONCE} of its next {_BLOCK} texts")
+        counts = counted(found["tokens"], known, self._end)
+        return found["tokens"], counts, found["values"], found["ids"].long()
 
     def _beginnings(self, rows: int, kind: int, number: int) -> tuple[Tensor, Tensor]:
         generator = np.random.default_rng((self._plan.seed, kind, number))
         tokens, known = beginnings(self._records, rows, self._plan.length, generator)
         return torch.from_numpy(tokens), torch.from_numpy(known)
-
-    def _batch(self, tokens: Tensor, known: Tensor) -> Batch:
-        return Batch(tokens, counted(tokens, known, self._end))
 
 
 def seed_of(*parts: int) -> int:

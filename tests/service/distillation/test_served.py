@@ -87,18 +87,22 @@ async def test_a_service_tells_what_its_checkpoint_does(
     tokens = torch.randint(1, VOCABULARY, (3, 11), generator=torch.Generator().manual_seed(1))
     known = torch.tensor([2, 5, 11])
 
-    def ask() -> tuple[Any, torch.Tensor]:
+    def ask() -> tuple[Any, tuple[torch.Tensor, Any]]:
         with Client(serving.address) as client:
             teacher = ServedTeacher(client, tokenizer)
             assert teacher.vocabulary == VOCABULARY
             return teacher.rows(tokens), teacher.continued(tokens, known, VOCABULARY, 3)
 
-    rows, written = await asyncio.to_thread(ask)
+    rows, (written, said) = await asyncio.to_thread(ask)
     values, ids = local.rows(tokens).log_probs.topk(20)
     assert rows.ids.shape == (3, 10, 20)
     assert torch.equal(rows.ids[..., 0], ids[..., 0])
     assert torch.allclose(rows.log_probs, values, atol=1e-4)
     assert torch.equal(written[2], tokens[2])
+    whole = local.rows(written).log_probs.topk(20)
+    for row, size in enumerate((2, 5)):
+        assert torch.allclose(said.log_probs[row, size - 1 :], whole[0][row, size - 1 :], atol=1e-4)
+        assert torch.equal(said.ids[row, size - 1 :, 0], whole[1][row, size - 1 :, 0])
     for row, size in enumerate(known.tolist()):
         assert torch.equal(written[row, :size], tokens[row, :size])
     assert len(set(written[0].tolist())) > 3

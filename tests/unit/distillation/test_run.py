@@ -143,7 +143,7 @@ def test_a_cut_in_the_target_s_texts_is_none(
     for _ in range(2):
         with pytest.raises(Cut):
             distill(plan, tmp_path / "out", progress=progress)
-        for text in (tmp_path / "out" / "run" / "texts").rglob("00.npy"):
+        for text in (tmp_path / "out" / "run" / "texts").rglob("00.safetensors"):
             text.unlink()
             text.with_suffix(".new").write_bytes(b"half")
     said: list[str] = []
@@ -178,7 +178,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_step(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "loss", spoilt)
         with pytest.raises(EngineFailure, match=r"loss of step 3 is not finite.*smaller rate"):
-            distill(plan, tmp_path / "out")
+            distill(replace(plan, data="corpus"), tmp_path / "out")
     state = torch.load(tmp_path / "out" / "run" / "checkpoint.pt", weights_only=True)
     assert state["step"] == 3
     assert all(bool(each.isfinite().all()) for each in state["model"].values())

@@ -31,16 +31,24 @@ class Counting(Teacher):
     def rows(self, tokens: Tensor) -> TargetRows:
         raise AssertionError("nobody asked")
 
-    def continued(self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int) -> Tensor:
+    def continued(
+        self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int
+    ) -> tuple[Tensor, TargetRows]:
         self.asked += 1
         place = torch.arange(tokens.shape[1])
         number = torch.arange(len(tokens))[:, None] + 1
-        return torch.where(place < known[:, None], tokens, 100 * self.asked + number)
+        written = torch.where(place < known[:, None], tokens, 100 * self.asked + number)
+        ids = written[:, 1:, None]
+        return written, TargetRows(-ids.float(), ids)
 
 
 @pytest.fixture
 def records(plan: Distillation) -> list[Record]:
     return read_records(Path(plan.prompts), read_tokenizer(plan.target))
+
+
+def tokens_of(batches: TrainingTexts, step: int, drafter: Any = None) -> Tensor:
+    return torch.cat([batch.tokens for batch in batches.of(step, drafter)])
 
 
 def test_places_count_from_the_prompts_last_token_to_the_end_of_the_text() -> None:
@@ -55,7 +63,7 @@ def test_each_text_of_the_target_is_learnt_from_as_often_and_written_once(
 ) -> None:
     teacher = Counting()
     batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, 0, tmp_path)
-    seen = torch.cat([batches.of(step, None).tokens[:, -1] for step in range(16)])
+    seen = torch.cat([tokens_of(batches, step)[:, -1] for step in range(16)])
     assert teacher.asked == 2  # two parts of a block of 16
     assert set(seen.bincount().tolist()) == {0, 4}
     assert (seen.bincount() == 4).sum() == 16
@@ -71,7 +79,12 @@ def test_what_the_target_wrote_is_there_after_a_restart(
     for _ in range(2):
         teacher = Counting()
         batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, 0, tmp_path)
-        made.append((batches.of(3, None).tokens, teacher.asked))
+        (batch,) = batches.of(3, None)
+        assert batch.said is not None
+        assert batch.said.ids is not None
+        assert torch.equal(batch.said.ids[..., 0], batch.tokens[:, 1:])
+        assert torch.equal(batch.said.log_probs[..., 0], -batch.tokens[:, 1:].float())
+        made.append((batch.tokens, teacher.asked))
     assert torch.equal(made[0][0], made[1][0])
     assert [asked for _, asked in made] == [2, 0]
 
@@ -81,16 +94,18 @@ def test_mixed_texts_are_half_the_drafters_own(
 ) -> None:
     drafter = read_model(plan.drafter, torch.float32, CPU)
     for rows in (1, 4, 5):
-        batches = TrainingTexts(
-            replace(plan, data="mixed", rows=rows), records, Counting(), 2048, 0, tmp_path
-        )
-        own = 0
-        for step in range(4):
-            batch = batches.of(step, drafter)
-            assert batch.tokens.shape == (rows, 13)
-            assert batch.counts.shape == (rows, 12)
-            own += sum(int((row == row[-1]).sum()) == 1 for row in batch.tokens)
-        assert abs(own - 2 * rows) <= 1 + rows % 2
+        own_plan = replace(plan, data="mixed", rows=rows)
+        batches = TrainingTexts(own_plan, records, Counting(), 2048, 0, tmp_path)
+        own, *targets = batches.of(1, drafter)
+        assert own.said is None
+        assert [len(batch.tokens) for batch in (own, *targets)] == {
+            1: [1],
+            4: [2, 2],
+            5: [3, 2],
+        }[rows]
+        for batch in targets:
+            assert batch.said is not None
+            assert batch.counts.shape == (2, 12)
 
 
 def test_its_own_texts_are_drawn_anew_with_its_weights_of_the_step(
@@ -98,12 +113,12 @@ def test_its_own_texts_are_drawn_anew_with_its_weights_of_the_step(
 ) -> None:
     batches = TrainingTexts(replace(plan, data="on-policy"), records, Counting(), 2048, 0, tmp_path)
     drafter = read_model(plan.drafter, torch.float32, CPU)
-    first = batches.of(0, drafter).tokens
-    assert torch.equal(batches.of(0, drafter).tokens, first)
-    assert not torch.equal(batches.of(1, drafter).tokens, first)
+    first = tokens_of(batches, 0, drafter)
+    assert torch.equal(tokens_of(batches, 0, drafter), first)
+    assert not torch.equal(tokens_of(batches, 1, drafter), first)
     with torch.no_grad():
         drafter.get_input_embeddings().weight.mul_(3)
-    assert not torch.equal(batches.of(0, drafter).tokens, first)
+    assert not torch.equal(tokens_of(batches, 0, drafter), first)
 
 
 def test_a_continuation_follows_the_models_law(plan: Distillation) -> None:
@@ -173,6 +188,17 @@ def test_a_rounds_tokens_are_what_the_rule_accepts(
 def test_samples_of_a_local_target_are_seeded(plan: Distillation) -> None:
     teacher: Any = LocalTeacher(read_model(plan.target, torch.float32, CPU), CPU)
     tokens, known = torch.full((3, 9), 7), torch.tensor([2, 3, 4])
-    one, same, other = (teacher.continued(tokens, known, 2048, seed) for seed in (1, 1, 2))
+    one, same, other = (teacher.continued(tokens, known, 2048, seed)[0] for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
+
+
+def test_a_target_says_while_it_writes_what_it_says_of_the_text(plan: Distillation) -> None:
+    teacher = LocalTeacher(read_model(plan.target, torch.float32, CPU), CPU)
+    written, said = teacher.continued(torch.full((3, 9), 7), torch.tensor([2, 3, 4]), 2048, 1)
+    values, ids = teacher.rows(written).log_probs.topk(64)
+    assert said.ids is not None
+    for row, known in enumerate((2, 3, 4)):
+        assert torch.allclose(said.log_probs[row, known - 1 :], values[row, known - 1 :], atol=1e-4)
+        same = said.ids[row, known - 1 :] == ids[row, known - 1 :]
+        assert float(same.float().mean()) > 0.99
