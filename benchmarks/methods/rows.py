@@ -62,6 +62,13 @@ METHODS: dict[str, Method] = {
     "cascade": Method("cascade"),
     "cascade, depth 8": Method("cascade", depth=8),
     "horizontal": Method("horizontal"),
+    # Suffixes take a third of the depth: the model drafts 4 tokens of the first two's.
+    "phrases, no suffixes": Method("phrases", {"PHRASES_SUFFIXES": "0"}, nodes=NODES),
+    "phrases, depth 6": Method("phrases", depth=6, nodes=NODES),
+    "phrases, no suffixes, depth 6": Method(
+        "phrases", {"PHRASES_SUFFIXES": "0"}, depth=6, nodes=NODES
+    ),
+    "phrases": Method("phrases", nodes=NODES),
     "exit 3": Method(drafter=_OWN),
     "layerskip, exit 3": Method(
         drafter={**_OWN, "ADAPTER": _ADAPTER}, target={"ADAPTER": _ADAPTER}

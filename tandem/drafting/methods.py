@@ -10,6 +10,7 @@ from pydantic import Field
 from tandem.drafting.composed.cascade import CascadeRecipe
 from tandem.drafting.composed.forest import ForestRecipe
 from tandem.drafting.composed.horizontal import HorizontalRecipe
+from tandem.drafting.composed.phrases import PhrasesRecipe
 from tandem.drafting.decoders.chains import ChainsRecipe
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.decoders.tree import TreeRecipe
@@ -32,6 +33,7 @@ RECIPES: tuple[type[Recipe], ...] = (
     RetrievalRecipe,
     CascadeRecipe,
     HorizontalRecipe,
+    PhrasesRecipe,
     MedusaRecipe,
     HydraRecipe,
     EagleRecipe,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from tandem.drafting.composed.parts import (
     assume,
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     Row = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]
 
 InnerRule = Literal["token", "block"]
+# The key of the built-in recipes.
+InnerRuleKey = Annotated[
+    InnerRule, Setting("inner_rule", "rule by which inner drafts are reviewed")
+]
 # An inner round ends at the draft's greatest depth, or a draft where an inner round ends.
 Cut = Literal["fixed", "round"]
 
@@ -185,12 +189,21 @@ def _sent(tokens: list[int], rows: Sequence[Row]) -> Draft:
     )
 
 
+def must_review(reviewer: ModelRecipe) -> ModelRecipe:
+    """Refuse a decoder that could not review.
+
+    Raises:
+        ValueError: it would end drafts by itself.
+    """
+    if reviewer.stop != "fixed":
+        raise ValueError("stop must be fixed: a reviewer drafts nothing by itself")
+    return reviewer
+
+
 class _BuiltIn(BaseModel):
     """What the built-in cascade takes from the settings, beside those of its `lookup`."""
 
-    rule: Annotated[InnerRule, Setting("inner_rule", "rule by which inner drafts are reviewed")] = (
-        "block"
-    )
+    rule: InnerRuleKey = "block"
     tokens: Annotated[
         int, Field(ge=1, le=64), Setting("inner_tokens", "tokens of an inner draft")
     ] = 4
@@ -227,9 +240,12 @@ class CascadeRecipe(Recipe):
                 "leniency needs certain = true: what is kept leniently does not follow the"
                 " reviewer's rows"
             )
-        if self.reviewer.stop != "fixed":
-            raise ValueError("reviewer.stop must be fixed: a reviewer drafts nothing by itself")
         return self
+
+    @field_validator("reviewer")
+    @classmethod
+    def _reviews(cls, reviewer: ModelRecipe) -> ModelRecipe:
+        return must_review(reviewer)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:

@@ -128,6 +128,12 @@ async def test_verdicts_of_a_run_tell_what_was_drafted(inside: Inside) -> None:
             "greedy_block does not take the drafts of lookup",
         ),
         (
+            "phrases",
+            [open_verify(verifier="greedy_block", gamma=3, max_nodes=4), run_step(max_nodes=4)],
+            INVALID,
+            "greedy_block does not take the drafts of phrases",
+        ),
+        (
             "model",
             [open_verify(verifier="greedy_block", gamma=3), run_step(gamma=2)],
             INVALID,

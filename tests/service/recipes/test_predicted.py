@@ -19,6 +19,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
         6,
     ),
     "masks": ({"masks": 2, "masks_top": 8}, 0),
+    "phrases": ({"phrases_ngram": 3}, 6),
 }
 
 
@@ -30,7 +31,7 @@ async def test_texts_follow_the_targets_law(
     small, large = random_pair
     rows = extra_rows(tmp_path, large, 3)
     found = await greedy_summaries(
-        DrafterSettings(method=method, **keys),
+        DrafterSettings(method=method, model=str(small), **keys),
         TargetSettings(model=str(large), extra_embeddings=rows),
         small,
         nodes,

@@ -87,6 +87,8 @@ class Enumeration:
         late: features of some rounds never come.
         room: of each cache, beside a text and its draft.
         garbled: what becomes of predictions on their way.
+        scored: the tokens that the target computes a place of a draft behind: those that lead
+            there, if it is right.
         found: numbers that were found before, by all that they follow from.
 
     Args:
@@ -109,6 +111,7 @@ class Enumeration:
         self.deepest = 0
         self.late = False
         self.garbled: Callable[[Predicted], Predicted] = lambda told: told
+        self.scored: Callable[[Draft, list[int]], list[int]] = lambda draft, path: path
         self._predicted = extended(7, VOCAB_SIZE, self._known)
         self.room = 0
 
@@ -255,7 +258,7 @@ class Enumeration:
         for b, (state, _, own, _) in enumerate(places):
             text = states[state].text[len(PROMPT) :]
             for place, path in enumerate(own):
-                p[b, place] = self._p((*text, *path))
+                p[b, place] = self._p((*text, *self.scored(drafts[b], path)))
         proposal = Proposal.from_drafts(drafts)
         judged = rule.judged(proposal, torch.from_numpy(p))
         chances = stops(rule, proposal, judged.accept())

@@ -86,7 +86,7 @@ def test_a_file_says_what_drafts(tmp_path: Path) -> None:
         ),
         (
             'method = "cascade"\n[reviewer]\nstop = "confidence"',
-            "recipe: reviewer.stop must be fixed",
+            "reviewer: stop must be fixed: a reviewer drafts nothing by itself",
         ),
         (
             'method = "horizontal"\ntokens = [1, 2]\n[[parts]]\nmethod = "model"\n[[parts]]\n'

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.real_time  # the engine has its thread
 
 PROMPT = [1, 2, 3]
 # Whose parts have numbers of their own.
-COMPOSED = ("cascade", "horizontal")
+COMPOSED = ("cascade", "horizontal", "phrases")
 CASES = [
     (name, rule.name)
     for name in METHODS
