@@ -159,6 +159,7 @@ def drafter_settings(method: str, rows: str, folder: Path) -> dict[str, str]:
     own = {
         "tree": {"ACCEPTANCE": "0.6,0.4,0.3"},
         "chains": {"CHAINS": "2"},
+        "phrases": {"PHRASES_NGRAM": "2"},
         "lookahead": {
             "LOOKAHEAD_WINDOW": "3",
             "LOOKAHEAD_NGRAM": "3",

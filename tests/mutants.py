@@ -17,7 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.mutants import OF_BLOCKS, OF_CHAINS, OF_GROWING, OF_ROUTING, Mutant
+from tests.support.mutants import (
+    OF_BLOCKS,
+    OF_CHAINS,
+    OF_GROWING,
+    OF_PHRASES,
+    OF_ROUTING,
+    Mutant,
+)
 from tests.support.repository import ROOT
 
 _LONGEST = 900  # seconds of one mutant's tests, so that one that makes them wait for ever ends
@@ -383,6 +390,7 @@ MUTANTS = (
     *OF_ROUTING,
     *OF_CHAINS,
     *OF_GROWING,
+    *OF_PHRASES,
 )
 
 

@@ -68,6 +68,7 @@ METHODS: dict[str, Method] = {
     "phrases, no suffixes, depth 6": Method(
         "phrases", {"PHRASES_SUFFIXES": "0"}, depth=6, nodes=NODES
     ),
+    "phrases, kept, depth 6": Method("phrases", {"PHRASES_KEPT": "true"}, depth=6, nodes=NODES),
     "phrases": Method("phrases", nodes=NODES),
     "exit 3": Method(drafter=_OWN),
     "layerskip, exit 3": Method(

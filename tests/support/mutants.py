@@ -1,4 +1,5 @@
-"""What a mutant is, and those of shared prefixes, of chains in one replay, and of lengths."""
+"""What a mutant is, and those of shared prefixes, of chains in one replay, of lengths, and of
+phrases."""
 
 from __future__ import annotations
 
@@ -354,5 +355,65 @@ OF_GROWING = (
         "resumes and self._target.resumes",
         "resumes",
         (_GIVEN_BACK,),
+    ),
+)
+
+_PHRASES = "tandem/drafting/composed/phrases.py"
+_OF_PHRASES = "tests/unit/drafting/composed/test_phrases.py"
+
+OF_PHRASES = (
+    Mutant(
+        "phrases: a text has those of another",
+        _PHRASES,
+        "if not self._kept or salt is None:",
+        "if salt is None:",
+        (_OF_PHRASES,),
+    ),
+    Mutant(
+        "phrases: those that are kept are those of all scopes",
+        _PHRASES,
+        "_Known(self._pool(sequence.salt), known)",
+        '_Known(self._pool(sequence.salt and ""), known)',
+        (_OF_PHRASES,),
+    ),
+    Mutant(
+        "phrases: a suffix hangs at the wrong place",
+        _PHRASES,
+        "(len(chain) + parent for parent in suffixes.parents)",
+        "(max(len(chain) + parent - 1, 0) for parent in suffixes.parents)",
+        (_OF_PHRASES,),
+    ),
+    Mutant(
+        "phrases: a draft is refined twice",
+        _PHRASES,
+        "draft, self.draft = self.draft, None",
+        "draft = self.draft",
+        (_OF_PHRASES,),
+    ),
+    Mutant(
+        "phrases: a suffix is scored at the wrong place",
+        "target_svc/round.py",
+        "parents = [places[draft.parents[place - 1]] for place in computed]",
+        "parents = [\n"
+        "            places[max(draft.parents[at - 1] - (not draft.sizes[at - 1]), 0)]\n"
+        "            for at in computed\n"
+        "        ]",
+        ("tests/unit/target/test_run_law.py",),
+    ),
+    Mutant(
+        "phrases: what the target predicts refines the draft that it is computed for",
+        "target_svc/round.py",
+        "scored = replace(everything, count=rows) if probes else everything",
+        "scored = replace(everything, count=rows) if probes else everything\n"
+        "    if isinstance(draft, Draft) and not all(draft.sizes):\n"
+        "        said = scored.logits[scored.first :].argmax(-1).tolist()\n"
+        "        own, at, of = draft.token_ids, [*draft.places()], draft.row_of_places()\n"
+        "        alone = [at.count(place) == 1 for place in at]\n"
+        "        refined = [\n"
+        "            said[of[at[n]]] if alone[n] and not draft.sizes[n] else own[n]\n"
+        "            for n in range(len(own))\n"
+        "        ]\n"
+        "        draft = replace(draft, token_ids=refined)",
+        ("tests/service/recipes/test_predicted.py",),
     ),
 )

@@ -19,7 +19,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
         6,
     ),
     "masks": ({"masks": 2, "masks_top": 8}, 0),
-    "phrases": ({"phrases_ngram": 3}, 6),
+    "phrases": ({"phrases_ngram": 2}, 6),
 }
 
 

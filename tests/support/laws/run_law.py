@@ -325,7 +325,7 @@ class RunLaw:
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
-        keys |= {"masks": 2, "masks_top": VOCAB_SIZE}
+        keys |= {"masks": 2, "masks_top": VOCAB_SIZE, "phrases_ngram": 2}
         recipe = built_in(name, RecipeSettings(**keys))
         longest = LENGTH + GAMMA
         # A model's weights are never 0, so that only masks leave nothing.

@@ -37,7 +37,8 @@ LOSSLESS = Truncation(1.0, 0)
 
 def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any) -> Enumeration:
     """A method of its built-in recipe, against tables."""
-    own = {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2, "masks": 2}
+    own = {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
+    own |= {"masks": 2, "phrases_ngram": 2}
     keys = {"max_nodes": NODES, "chains": 2, "acceptance": ACCEPTANCES[seed], **own, **keys}
     recipe = built_in(name, DrafterSettings(**keys))
     longest = LENGTH + GAMMA

@@ -246,6 +246,7 @@ def test_the_targets_predictions_refine_phrases_for_the_next_round() -> None:
     drafter.observe(sequence, [0])
     assert [tails.tolist() for tails in pool.behind(0, 2)] == [[[2, 2], [1, 1]]]
     assert [tails.tolist() for tails in pool.behind(1, 2)] == [[[1, 0], [2, 0], [1, 1], [0, 1]]]
+    sequence.feedback.predicted = told([0, 0, 0, 0, 0])
     drafter.observe(sequence, [0])  # what came of a draft is learnt once
     assert [tails.tolist() for tails in pool.behind(0, 2)] == [[[2, 2], [1, 1]]]
 
