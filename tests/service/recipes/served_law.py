@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
+import pytest
+
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
@@ -24,7 +27,11 @@ SMALLEST_P = 1e-4
 
 
 async def greedy_summaries(
-    drafter_settings: DrafterSettings, target_settings: TargetSettings, small: Path, nodes: int
+    drafter_settings: DrafterSettings,
+    target_settings: TargetSettings,
+    small: Path,
+    nodes: int,
+    refused: str = "",
 ) -> list[pb.Summary]:
     """Check that sampled texts follow the target's law, and that greedy ones are those of plain
     decoding. Returns the summaries of the greedy ones with drafts.
@@ -34,6 +41,7 @@ async def greedy_summaries(
         target_settings: with its model.
         small: another model, whose law must not pass.
         nodes: most of a draft; 0 for chains.
+        refused: a rule that the drafts do not suit.
     """
     large = Path(target_settings.model)
     async with AsyncExitStack() as stack:
@@ -57,6 +65,10 @@ async def greedy_summaries(
         assert chi_square_p_value(counts, target_law(small)) < SMALLEST_P, "any law would pass"
         channel = await connect(stack, address_of(server))
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        if refused:
+            message = generation(speculation={"verifier": refused, "gamma": 3})
+            with pytest.raises(grpc.aio.AioRpcError, match=f"'{refused}' .* not suit the drafter"):
+                await stub.Complete(pb.CompleteRequest(generation=message))
         found = []
         for prompt in range(1, VOCAB_SIZE):
             texts = []

@@ -23,7 +23,16 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+OTHERS = pytest.mark.campaign(
+    "the law through sockets: drawn tokens with certain ones behind them, by a drafter that is told"
+    " predictions",
+    "`lookahead` (this file); unit/drafting/composed/test_phrases.py: the enumeration",
+)
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(n, marks=OTHERS if n == "phrases" else ()) for n in METHODS]
+)
 async def test_texts_follow_the_targets_law(
     method: str, random_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -35,6 +44,7 @@ async def test_texts_follow_the_targets_law(
         TargetSettings(model=str(large), extra_embeddings=rows),
         small,
         nodes,
+        refused="greedy_block",
     )
     assert all(summary.feedback_bytes for summary in found)
     assert any(summary.accepted_tokens for summary in found)

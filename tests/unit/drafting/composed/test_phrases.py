@@ -66,17 +66,18 @@ def suffixes_of(draft: Draft) -> list[tuple[int, ...]]:
     [
         (1, {"rule": "block"}),
         (2, {"rule": "token", "pool": 3}),
-        (1, {"ngram": 2, "suffixes": 0}),
+        (1, {"suffixes": 0}),
     ],
 )
 def test_phrases_leave_the_law_as_it_is(seed: int, keys: dict[str, Any]) -> None:
-    enumeration = made(seed, LENGTH - (keys.get("suffixes") == 0), **keys)
+    # Longer texts have more rounds, and without suffixes many more drafts.
+    enumeration = made(seed, LENGTH - 2 * (keys.get("suffixes") == 0), **keys)
     rules = rules_for(enumeration.drafter)
     assert {"token", "block"} <= {rule.name for rule in rules}
     assert not any(rule.needs_every_draft for rule in rules)
     for rule in rules:
         assert enumeration.error(rule) < TOLERANCE, rule.name
-    assert enumeration.deepest == GAMMA
+    assert enumeration.deepest == min(GAMMA, enumeration.length)
 
 
 def test_what_is_sent_follows_what_was_rejected() -> None:
