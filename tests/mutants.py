@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.support.mutants import (
     OF_BLOCKS,
     OF_CHAINS,
+    OF_DISTILLATION,
     OF_GROWING,
     OF_PHRASES,
     OF_ROUTING,
@@ -391,6 +392,7 @@ MUTANTS = (
     *OF_CHAINS,
     *OF_GROWING,
     *OF_PHRASES,
+    *OF_DISTILLATION,
 )
 
 
