@@ -2,6 +2,8 @@
 
     python -m benchmarks.peers              everything, some 30 minutes after setting up
     python -m benchmarks.peers --quick      a smaller target and few texts, to see that it works
+    python -m benchmarks.peers --published chats    a published model with drafts by lookup; quotes:
+                                            texts that repeat their prompts
     python -m benchmarks.peers --device cuda    on a GPU: a target of 7 B and a drafter of 0.4 B
                                             parameters, Tandem beside transformers
 
@@ -24,8 +26,17 @@ from benchmarks.measure.environment import RESULTS, keep, target_dtype
 from benchmarks.peers import report
 from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
-from benchmarks.peers.plan import FULL, GPU, QUICK, Plan
-from benchmarks.peers.roster import ENGINES, ON_A_GPU, Engine, Roster, Say, named, telling
+from benchmarks.peers.plan import FULL, GPU, PUBLISHED, QUICK, Plan
+from benchmarks.peers.roster import (
+    ENGINES,
+    OF_PUBLISHED,
+    ON_A_GPU,
+    Engine,
+    Roster,
+    Say,
+    named,
+    telling,
+)
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
 
@@ -61,7 +72,7 @@ def run(plan: Plan, engines: tuple[Engine, ...], dtype: str, say: Say) -> Outcom
     roster = Roster()
     try:
         target = roster.load(plan, engines, dtype, say)
-        return contest(plan, roster, prompts_of(target), say)
+        return contest(plan, roster, prompts_of(target, plan.published), say)
     finally:
         roster.close()
 
@@ -142,6 +153,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--device", default="cpu", help="of both models; cuda takes larger ones of usual shapes"
     )
+    parser.add_argument(
+        "--published",
+        choices=("chats", "quotes"),
+        default="",
+        help="a published model, and prompts",
+    )
     parser.add_argument("--texts", type=int, help="texts of each law's sample")
     parser.add_argument("--turns", type=int, help="most turns to measure")
     parser.add_argument("--budget-minutes", type=float, help="for all texts, once loaded")
@@ -154,11 +171,12 @@ def _options() -> argparse.Namespace:
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan that the command line asks for."""
     gpu = options.device != "cpu"
-    plan = QUICK if options.quick else GPU if gpu else FULL
+    plan = QUICK if options.quick else GPU if gpu else PUBLISHED if options.published else FULL
     minutes = options.budget_minutes
     changes: Mapping[str, Any] = {
         "device": options.device,
         "law_texts": options.texts,
+        "published": options.published or None,
         "turns": options.turns,
         "budget_s": minutes * 60 if minutes else None,
     }
@@ -170,7 +188,8 @@ def main() -> None:
     options = _options()
     plan, console = plan_of(options), Console(record=True, width=_WIDTH)
     dtype = options.dtype or target_dtype(plan.device)
-    engines = options.engines or (ENGINES if plan.device == "cpu" else ON_A_GPU)
+    usual = ENGINES if plan.device == "cpu" else ON_A_GPU
+    engines = options.engines or (OF_PUBLISHED if plan.published else usual)
     load_before = os.getloadavg()
     # A run that is ended ends its workers, of which all but one are stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

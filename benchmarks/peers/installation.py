@@ -14,16 +14,21 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from benchmarks.expand import Shape, expand
 from benchmarks.measure.environment import ROOT
 from benchmarks.measure.texts import PROMPTS
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.worker import EngineFailed
+from models import published
+from models.zoo.questions import questions
 from tandem.tools.local.pair import embedded
 
 CACHE = ROOT / ".cache" / "peers"
 _TOLD_LINES = 3
+# Prompts for the published model, and words of those that are to be repeated.
+_CHATS, _QUOTED = 24, 120
 _CONVERSION_SECONDS = 600.0
 
 
@@ -132,7 +137,17 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float) -> None:
 
 
 def checkpoints(plan: Plan, say: Callable[[str], None]) -> dict[str, str]:
-    """Folders of target and drafter; a model is expanded once for each shape."""
+    """Folders of target and drafter; a model is expanded once for each shape, or fetched.
+
+    Raises:
+        EngineFailed: the published model cannot be fetched.
+    """
+    if plan.published:
+        try:
+            published.prepare()
+        except OSError as error:
+            raise EngineFailed(str(error)) from error
+        return {"target": str(published.FOLDER), "drafter": ""}
     shapes = {"target": plan.shape, "drafter": plan.drafter_shape}
     return {role: _expanded(role, shape, plan.device, say) for role, shape in shapes.items()}
 
@@ -150,30 +165,61 @@ def _expanded(role: str, shape: Shape | None, device: str, say: Callable[[str], 
     return str(folder)
 
 
-def converted(folders: dict[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """Folders of the pair converted for OpenVINO GenAI, in float16; needs its environment.
+def converted(
+    folders: dict[str, str], say: Callable[[str], None], weights: str = "fp16"
+) -> dict[str, str]:
+    """Folders of the pair converted for OpenVINO GenAI; needs its environment.
+
+    Args:
+        folders: of the checkpoints; an empty one is none.
+        say: is called with what is being done.
+        weights: their format, as `optimum-cli` names it.
 
     Raises:
         EngineFailed: a checkpoint cannot be converted.
     """
     found: dict[str, str] = {}
     for role, source in folders.items():
-        out = OPENVINO.folder / Path(source).name
-        found[role] = str(out)
-        if out.is_dir():
+        name = Path(source).name + ("" if weights == "fp16" else f"-{weights}")
+        out = OPENVINO.folder / name
+        found[role] = str(out) if source else ""
+        if out.is_dir() or not source:
             continue
         say(f"converting the {role} for OpenVINO")
         unfinished = out.with_name(f"{out.name}.new")
         shutil.rmtree(unfinished, ignore_errors=True)
         command = [OPENVINO.program("optimum-cli"), "export", "openvino", "--model", source]
-        command += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        command += ["--task", "text-generation-with-past", "--weight-format", weights]
         log = OPENVINO.folder / "convert.log"
         run_logged([*command, str(unfinished)], log, _CONVERSION_SECONDS)
         unfinished.rename(out)
     return found
 
 
-def prompts_of(target: str) -> list[tuple[int, ...]]:
-    """Token ids of the prompts, by the tokenizer in a checkpoint's folder."""
-    tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
-    return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+def prompts_of(target: str, published_prompts: str = "") -> list[tuple[int, ...]]:
+    """Token ids of the prompts.
+
+    Args:
+        target: folder of a checkpoint, whose tokenizer is taken.
+        published_prompts: see `Plan.published`.
+    """
+    if not published_prompts:
+        tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
+        return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+    chats = AutoTokenizer.from_pretrained(target)
+    asked = questions()[:_CHATS] if published_prompts == "chats" else _quotes()
+    return [
+        tuple(
+            chats.apply_chat_template(
+                [{"role": "user", "content": each}], add_generation_prompt=True
+            )["input_ids"]
+        )
+        for each in asked
+    ]
+
+
+def _quotes() -> list[str]:
+    """Chats whose answers repeat what they were given."""
+    words = (ROOT / "LICENSE").read_text().split()
+    parts = [" ".join(words[begin : begin + _QUOTED]) for begin in range(0, 9000, _QUOTED)]
+    return [f"Repeat this text, word for word:\n\n{part}" for part in parts[:_CHATS]]

@@ -15,6 +15,8 @@ class Plan:
         shape: of the expanded target.
         drafter_shape: of the expanded drafter; None takes the embedded one as it is.
         device: of both models, as torch names it.
+        published: prompts for the published model, "chats" or "quotes", with drafts by lookup in
+            the prompt; empty takes the expanded pair.
         gammas: draft lengths to choose from.
         temperatures: of the texts.
         loads: texts at once, and new tokens of each.
@@ -38,6 +40,7 @@ class Plan:
     setup_s: float = 600.0
     drafter_shape: Shape | None = None
     device: str = "cpu"
+    published: str = ""
 
 
 FULL = Plan(
@@ -61,6 +64,10 @@ QUICK = Plan(
     law_texts=100,
     law_tokens=4,
     budget_s=60,
+)
+# SmolLM2-135M-Instruct, from PyPI.
+PUBLISHED = replace(
+    FULL, gammas=(3, 6), loads=((1, 64), (16, 64)), choosing_turns=2, turns=7, law_texts=0
 )
 # As large as Llama 2 7B and Qwen2.5 0.5B, with a key head for each query head; without their
 # vocabularies.

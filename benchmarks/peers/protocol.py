@@ -27,7 +27,7 @@ class Load:
 
     Attributes:
         target: folder of a checkpoint, or of its conversion for this engine.
-        drafter: the same.
+        drafter: the same; empty for drafts by lookup in the prompt.
         gammas: draft lengths that may be asked for; 0 is without drafts.
         dtype: the target's, "float32" or "bfloat16". The engine chooses the drafter's.
         device: of both, as torch names it.

@@ -47,7 +47,7 @@ class Engine:
         environment: its own environment; None for ours.
         apart: whether each draft length needs its own process.
         batches_drafts: whether it can draft for several texts at once.
-        converts: whether it reads a conversion of the checkpoints.
+        converts: format of the weights of the conversion that it reads; empty for the checkpoints.
         pausable: whether its process may be stopped while others compute.
         rules: ways to draft to compare; the empty string is the engine's usual one.
         own: rules with a fixed draft length, each with that length.
@@ -59,7 +59,7 @@ class Engine:
     environment: Environment | None = None
     apart: bool = False
     batches_drafts: bool = True
-    converts: bool = False
+    converts: str = ""
     pausable: bool = True
     rules: tuple[str, ...] = ("",)
     own: tuple[tuple[str, int], ...] = ()
@@ -90,10 +90,13 @@ TRANSFORMERS = Engine("transformers", f"{_WORKERS}.transformers_pair", batches_d
 OURS = (SERVICES.name, INSIDE.name, BY_VLLM.name)
 # Its passes compiled, and captured as CUDA graphs.
 COMPILED = replace(TRANSFORMERS, name="transformers compiled", rules=(), options=("--compiled",))
+GENAI = Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts="fp16")
+# The same with the weights of twice the size, for a model whose file has 16 bits.
+GENAI_WIDE = replace(GENAI, name="OpenVINO GenAI, 32-bit weights", converts="fp32")
 ENGINES = (
     SERVICES,
     INSIDE,
-    Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts=True),
+    GENAI,
     # Its law on a CPU is wrong by a defect of its build (vllm#55005): without that, by either way
     # to draft that it has; and as it is shipped.
     replace(VLLM_CPU, name="vLLM mended", options=("--mended",)),
@@ -102,6 +105,7 @@ ENGINES = (
     VLLM_CPU,
     BY_VLLM,
 )
+OF_PUBLISHED = (SERVICES, INSIDE, GENAI, GENAI_WIDE, TRANSFORMERS)
 ON_A_GPU = (SERVICES, INSIDE, COMPILED, TRANSFORMERS)
 
 
@@ -130,7 +134,7 @@ class Roster:
                 if engine.environment:
                     install(engine.environment, plan.setup_s, say)
                 if engine.converts:
-                    own = converted(folders, say)
+                    own = converted(folders, say, engine.converts)
             except EngineFailed as failure:
                 self.failures[engine.name] = str(failure)
                 continue
@@ -242,7 +246,7 @@ def named(name: str) -> Engine:
     Raises:
         ValueError: there is no such engine.
     """
-    for engine in sorted((*ENGINES, COMPILED), key=lambda engine: len(engine.name)):
+    for engine in sorted((*ENGINES, GENAI_WIDE, COMPILED), key=lambda engine: len(engine.name)):
         if engine.name.lower().startswith(name.lower()):
             return engine
     raise ValueError(f"no engine {name}: {', '.join(engine.name for engine in ENGINES)}")

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: continuous batching, plain and with a draft model.
+"""OpenVINO GenAI: continuous batching, plain and with a draft model, or with prompt lookup.
 
 Its folders are converted models. A pipeline with a draft model always drafts, so there are two.
 With `--prefix-cache` texts share prefixes; with `--streamed` one text tells when its tokens come.
@@ -19,6 +19,8 @@ from benchmarks.peers.protocol import Generate, Load, serve
 
 _CACHE_GIB = 1
 _SEQUENCES = 64
+# Of lookups: the longest n-gram, as in the library's own example.
+_NGRAM = 3
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -56,6 +58,7 @@ class OpenVinoGenAI:
 
     def load(self, load: Load) -> dict[str, str]:
         """Compile them."""
+        self._looks_up = not load.drafter
         hint = {"INFERENCE_PRECISION_HINT": _PRECISIONS[load.dtype]}
         self._pipelines: dict[bool, Any] = {}
         for drafts in sorted({gamma > 0 for gamma in load.gammas}):
@@ -64,7 +67,9 @@ class OpenVinoGenAI:
             scheduler.max_num_seqs = _SEQUENCES
             scheduler.enable_prefix_caching = self._prefix_cache
             own: dict[str, Any] = dict(hint)
-            if drafts:
+            if drafts and not load.drafter:
+                own["prompt_lookup"] = True
+            elif drafts:
                 own["draft_model"] = genai.draft_model(load.drafter, "CPU", **hint)
             self._pipelines[drafts] = genai.ContinuousBatchingPipeline(
                 load.target, scheduler, "CPU", own
@@ -75,6 +80,9 @@ class OpenVinoGenAI:
         """All texts in one call."""
         prompts = [ov.Tensor(np.array([ids], np.int64)) for ids in generate.prompts]
         configs = [_config(generate, seed) for seed in generate.seeds]
+        if generate.gamma and self._looks_up:
+            for config in configs:
+                config.max_ngram_size = _NGRAM
         pipeline = self._pipelines[generate.gamma > 0]
         if not self._streamed:
             found = pipeline.generate(prompts, configs)

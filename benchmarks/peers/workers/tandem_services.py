@@ -60,7 +60,7 @@ class TandemServices:
         os.environ["TANDEM_TARGET_ENGINE"] = self._engine
         pair = Pair(
             load.target,
-            load.drafter,
+            load.drafter or None,  # a target without a drafter looks up
             load.device,
             load.device,
             dtype=load.dtype,

@@ -74,7 +74,8 @@ class TransformersPair:
         set_verbosity_error()
         self._device, cpu = load.device, load.device == "cpu"
         dtypes = {load.dtype, "float32"} if cpu else {load.dtype}
-        self._drafter = _loaded(load.drafter, "float32" if cpu else load.dtype, load.device)
+        own = "float32" if cpu else load.dtype
+        self._drafter = _loaded(load.drafter, own, load.device) if load.drafter else None
         targets = {dtype: _loaded(load.target, dtype, load.device) for dtype in sorted(dtypes)}
         dtype = self._fastest(targets, load.gammas) if cpu else load.dtype
         self._target = targets[dtype]
@@ -101,6 +102,8 @@ class TransformersPair:
         self.timelines = []
         if not generate.gamma:
             return self._batch(generate.prompts, generate)
+        if self._drafter is None:
+            return [self._batch([ids], generate)[0] for ids in generate.prompts]
         config = self._drafter.generation_config
         config.num_assistant_tokens = generate.gamma
         config.num_assistant_tokens_schedule = "constant"
@@ -118,6 +121,8 @@ class TransformersPair:
         if self._compiled:
             cache, longest = {"cache_implementation": "static"}, max(longest, _COMPILED_PROMPT)
         sampling: dict[str, Any] = {"do_sample": False}
+        if generate.gamma and self._drafter is None:
+            cache["prompt_lookup_num_tokens"] = generate.gamma
         if generate.temperature:
             sampling = {"do_sample": True, "temperature": generate.temperature}
             sampling |= {"top_k": 0, "top_p": 1.0}
