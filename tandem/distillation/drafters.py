@@ -105,7 +105,7 @@ def fresh_drafter(target: str, layers: int, width: int, seed: int) -> PreTrained
     Raises:
         StartupError: the target cannot be read.
     """
-    theirs = read_model(target, torch.float32, torch.device("cpu"))
+    theirs = read_model(target, torch.bfloat16, torch.device("cpu"))
     table: Any = theirs.get_input_embeddings()
     own = theirs.config.get_text_config()
     config = LlamaConfig(

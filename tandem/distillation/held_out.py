@@ -18,11 +18,14 @@ from tandem.distillation.teachers import Teacher
 from tandem.distillation.texts import Record, beginnings, stream_of, windows
 from tandem.distillation.training_texts import Batch, counted, seed_of
 
-# Texts of each kind, and of a pass.
-_ROWS, _AT_ONCE = 32, 8
+# Texts of each kind.
+_ROWS = 32
+# Logits that are held at once, of either model: 256 MiB of float32.
+MOST_LOGITS = 1 << 26
 # Places of a text where a draft begins, and its length.
 _DRAFTS, GAMMA = 8, 4
-_SAMPLES = 3
+# Seeds apart from those of the texts to learn from.
+_SAMPLES, _DRAWS = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class HeldOut:
     ) -> None:
         self._teacher, self._vocabulary, self._seed = teacher, vocabulary, plan.seed
         self._rows: dict[tuple[str, int], TargetRows] = {}
+        self._at_once = rows_at_once(plan.length, vocabulary)
         stream = stream_of(records)
         count = max(1, min(_ROWS, len(stream) // (plan.length + 1) - 2))
         text = torch.from_numpy(windows(stream, count, plan.length, 0, 0))
@@ -104,8 +108,8 @@ class HeldOut:
     def _figures(self, kind: str, batch: Batch, drafter: Any) -> Figures:
         overlap: list[float] = []
         agreement: list[float] = []
-        for first in range(0, len(batch.tokens), _AT_ONCE):
-            part = batch[first : first + _AT_ONCE]
+        for first in range(0, len(batch.tokens), self._at_once):
+            part = batch[first : first + self._at_once]
             tokens, counts = part.tokens, part.counts
             rows = self._told(kind, first, tokens)
             logits = drafter(input_ids=tokens[:, :-1].to(drafter.device), use_cache=False).logits
@@ -146,23 +150,27 @@ class HeldOut:
         for number in range(_DRAFTS):
             size = 1 + (number + 1) * (length - GAMMA - 1) // (_DRAFTS + 1)
             counted_here = batch.counts[:, size - 1]
-            found = self._drafted(drafter, batch.tokens[:, :size], temperature, number)
+            generator = torch.Generator().manual_seed(seed_of(self._seed, _DRAWS, number))
+            parts = [
+                self._drafted(drafter, before, generator if temperature else None)
+                for before in batch.tokens[:, :size].split(self._at_once)
+            ]
+            found = torch.cat(parts)
             emitted += torch.where(counted_here, found, 0.0)
             rounds += counted_here
         return [float(a / b) for a, b in zip(emitted, rounds, strict=True) if b]
 
-    def _drafted(self, drafter: Any, before: Tensor, temperature: int, number: int) -> Tensor:
-        """Expected tokens [rows] of a round behind texts [rows, size]."""
+    def _drafted(self, drafter: Any, before: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Expected tokens [rows] of a round behind texts [rows, size]; None drafts greedily."""
         rows, size = before.shape
         device = drafter.device
-        generator = torch.Generator().manual_seed(seed_of(self._seed, 4, number))
         room = torch.zeros(rows, GAMMA, dtype=torch.int64)
         drafted = continue_rows(
             drafter,
             torch.cat([before, room], 1).to(device),
             torch.full((rows,), size, device=device),
             self._vocabulary,
-            generator if temperature else None,
+            generator,
         )
         q = drafter(input_ids=drafted, use_cache=False, logits_to_keep=GAMMA + 1).logits
         q = q[:, :GAMMA, : self._vocabulary].float().cpu()
@@ -171,7 +179,7 @@ class HeldOut:
         told = self._teacher.rows(torch.cat([drafted, room[:, :1]], 1)[:, :-1])
         p = told.log_probs[:, -GAMMA:].cpu()
         tokens = drafted[:, -GAMMA:, None]
-        if temperature:
+        if generator is not None:
             if told.ids is None:
                 likely = p.gather(-1, tokens)[..., 0]
             else:
@@ -186,6 +194,11 @@ class HeldOut:
             accepted = (best == tokens[..., 0]).float()
         expected: Tensor = 1 + accepted.cumprod(1).sum(1)
         return expected
+
+
+def rows_at_once(length: int, vocabulary: int) -> int:
+    """Texts of a length whose logits are held at once."""
+    return max(1, MOST_LOGITS // (length * vocabulary))
 
 
 def _mean(values: Sequence[float]) -> float:

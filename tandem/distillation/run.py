@@ -23,16 +23,13 @@ from tandem.distillation.drafters import (
     require_same,
     write_drafter,
 )
-from tandem.distillation.held_out import Figures, HeldOut
+from tandem.distillation.held_out import Figures, HeldOut, rows_at_once
 from tandem.distillation.plan import Distillation, keep_plan
 from tandem.distillation.teachers import LocalTeacher, Say, ServedTeacher, Teacher
 from tandem.distillation.texts import read_records, split
 from tandem.distillation.trainer import Clock, Training, optimisers
 from tandem.distillation.training_texts import Batch, TrainingTexts
 from tandem.errors import EngineFailure, StartupError
-
-# Logits that are held at once, of either model: 256 MiB of float32.
-_MOST_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +207,7 @@ class _Run:
         plan, parts, drafter = self._plan, self._parts, self._parts.drafter
         parts_of_it = self._texts.of(self._training.step, drafter)
         places = sum(int(batch.counts.sum()) for batch in parts_of_it)
-        at_once = max(1, _MOST_LOGITS // (plan.length * parts.vocabulary))
+        at_once = rows_at_once(plan.length, parts.vocabulary)
         drafter.train()
         for batch in parts_of_it:
             for first in range(0, len(batch.tokens), at_once):

@@ -327,7 +327,7 @@ def test_a_fresh_drafter_begins_with_its_targets_embedding(plan: Distillation) -
     )
     centred = theirs - theirs.mean(0)
     ratio = torch.pdist(centred[:50]) / torch.pdist(ours[:50])
-    assert ratio.max() / ratio.min() == pytest.approx(1.0, abs=1e-3)
+    assert ratio.max() / ratio.min() == pytest.approx(1.0, abs=1e-2)
 
 
 def test_a_fresh_drafter_is_made_in_a_run(plan: Distillation, tmp_path: Path) -> None:
