@@ -153,7 +153,7 @@ class HeldOut:
             generator = torch.Generator().manual_seed(seed_of(self._seed, _DRAWS, number))
             parts = [
                 self._drafted(drafter, before, generator if temperature else None)
-                for before in batch.tokens[:, :size].split(self._at_once)
+                for before in torch.split(batch.tokens[:, :size], self._at_once)
             ]
             found = torch.cat(parts)
             emitted += torch.where(counted_here, found, 0.0)
