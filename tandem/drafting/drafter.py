@@ -185,8 +185,9 @@ def go_on(
         round_: number of the round.
         emitted: token ids, at least one.
         size: of the draft.
-        feedback: that came since the last draft, in the order of its rounds. It has predictions
-            only if one round has passed since then, and that round used the last draft.
+        feedback: that came since the last draft, in the order of its rounds. Predictions are of a
+            round's own draft: of a round without one, as a target's own drafter may hear, they are
+            of its single place, 0.
     """
     sequence.feedback.hear(feedback)
     drafter.observe(sequence, emitted)

@@ -15,7 +15,8 @@ class KnownFeedback:
 
     Attributes:
         end: the position behind the run's last one; 0 before the first.
-        predicted: where the drafter wants any and drafted for that round; else None.
+        predicted: of the newest round, where the drafter wants any and was told; else None. Of a
+            round without a draft, of place 0 alone.
         last: what was told of the newest round since the last draft; None if nothing was.
     """
 

@@ -46,7 +46,7 @@ class FeedbackWanted:
         made_for: weights fingerprint of the target that the drafter was trained for; empty for any.
         later: the wish as it came, where a later version's drafter wants what this one does not
             know; else empty.
-        columns: where the layers stand among those that a target gives; only a target fills it in.
+        columns: filled in by a target: where each of `layers` is among those that it gives.
         on_device: the target's own drafter wants it, and states stay on the device; else they come
             to the host with the verdict, and are sent.
     """

@@ -31,7 +31,7 @@ class CountingOn:
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
         resumes: whether it is a target that can open a text between two rounds.
-        feedback: that it wants, where it is a drafter; that it gives to one, where it is a target.
+        feedback: of a drafter, what it wants; of a target, what it is asked to give to one.
     """
 
     fingerprint: str
