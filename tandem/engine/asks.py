@@ -271,8 +271,7 @@ class ReadLogProbs:
         rows: of `scored`, one for each token: the one that it follows.
         token_ids: the tokens.
         wanted: what is told.
-        sampling: makes the distribution that is told; None tells the model's own. `wanted.processed`
-            is not looked at.
+        sampling: makes the distribution that is told; None tells the model's own.
         shaped: what applies to the rows before; None for nothing.
     """
 
