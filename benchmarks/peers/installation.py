@@ -28,7 +28,7 @@ from tandem.tools.local.pair import embedded
 CACHE = ROOT / ".cache" / "peers"
 _TOLD_LINES = 3
 # Prompts for the published model, and words of those that are to be repeated.
-_CHATS, _QUOTED = 24, 120
+_CHATS, _QUOTED = 24, 65
 _CONVERSION_SECONDS = 600.0
 
 
@@ -221,5 +221,5 @@ def prompts_of(target: str, published_prompts: str = "") -> list[tuple[int, ...]
 def _quotes() -> list[str]:
     """Chats whose answers repeat what they were given."""
     words = (ROOT / "LICENSE").read_text().split()
-    parts = [" ".join(words[begin : begin + _QUOTED]) for begin in range(0, 9000, _QUOTED)]
+    parts = [" ".join(words[begin : begin + _QUOTED]) for begin in range(0, len(words), _QUOTED)]
     return [f"Repeat this text, word for word:\n\n{part}" for part in parts[:_CHATS]]

@@ -24,7 +24,7 @@ from tandem.distillation.run import distill
 
 DIVERGENCES = ("forward-kl", "reverse-kl", "jsd", "tvd")
 BEFORE = "cross-entropy on corpus"
-# A constant rate at the start, and a smaller one from there: the cells go on where it was.
+# Of the start, which is a fresh drafter, and of what begins with it.
 START_RATE, RATE = 1e-2, 3e-3
 LAYERS, WIDTH, LENGTH = 2, 160, 256
 
@@ -47,8 +47,7 @@ def cell(plan: Distillation, output: Path) -> Distilled:
         nonlocal at
         if time.monotonic() - at > 30:
             at = time.monotonic()
-            text, own = where.overlap
-            print(f"  {where.share:.0%} α {text:.4f} {own:.4f}", flush=True)
+            print(f"  {where.share:.0%} α {dict(where.overlap)}", flush=True)
 
     threads = torch.get_num_threads()
     return distill(

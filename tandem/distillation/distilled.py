@@ -35,7 +35,8 @@ class Distilled:
     def rows(self) -> list[tuple[str, str, str]]:
         """A line of each figure: its name, before, after."""
         found = []
-        for kind, name in _KINDS.items():
+        for kind in self.best:
+            name = _KINDS[kind]
             first, best = self.first[kind].summary(), self.best[kind].summary()
             for figure, words in (
                 ("overlap", "α at temperature 1"),
@@ -97,9 +98,9 @@ def card_of(plan: Distillation, outcome: Distilled | None) -> str:
             *(f"| {' | '.join(row)} |" for row in outcome.rows()),
             "",
             "α is the probability that a drafted token is accepted; errors are standard errors over"
-            " texts. A round's tokens are those of the rule `token`. The drafter's licence is for"
-            " whoever made it to say: it depends on the first drafter's, the target's and the"
-            " texts'.",
+            " texts. The best drafter was chosen by these texts too. A round's tokens are those of"
+            " the rule `token`. Its licence is for its maker to say: it depends on those of the"
+            " first drafter, the target and the texts.",
             "",
         ]
     )

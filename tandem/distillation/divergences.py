@@ -50,8 +50,13 @@ class TargetRows:
             known = min(logits.shape[-1], self.log_probs.shape[-1])
             ours = logits[..., :known].float().log_softmax(-1)
             return self.log_probs[..., :known].log_softmax(-1), ours
-        ours = logits.float().log_softmax(-1).gather(-1, self.ids)
-        return _with_rest(self.log_probs), _with_rest(ours)
+        # An id that the drafter does not know is one of all others.
+        unknown = self.ids >= logits.shape[-1]
+        ours = logits.float().log_softmax(-1).gather(-1, self.ids.masked_fill(unknown, 0))
+        theirs, ours = (
+            each.masked_fill(unknown, math.log(_LEAST_REST)) for each in (self.log_probs, ours)
+        )
+        return _with_rest(theirs), _with_rest(ours)
 
 
 def _with_rest(log_probs: Tensor) -> Tensor:

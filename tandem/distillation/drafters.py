@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from tandem.distillation.files import disk_errors
 from tandem.errors import StartupError
 from tandem.vocabulary import difference
 
@@ -124,7 +125,7 @@ def fresh_drafter(target: str, layers: int, width: int, seed: int) -> PreTrained
         pad_token_id=own.pad_token_id,
     )
     torch.manual_seed(seed)
-    drafter = LlamaForCausalLM(config)
+    drafter = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         drafter.get_input_embeddings().weight.copy_(_projected(table.weight, width))
         for name, weight in drafter.named_parameters():
@@ -153,6 +154,7 @@ def read_drafter(folder: str) -> tuple[PreTrainedModel, torch.dtype]:
     model = read_model(folder, torch.float32, torch.device("cpu"))
     with quiet():
         named = AutoConfig.from_pretrained(folder, local_files_only=True).dtype
+    # For training too: with dropout, a run that was cut would go on otherwise.
     return model, named or torch.float32
 
 
@@ -175,12 +177,15 @@ def write_drafter(
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         half: Any = copy.deepcopy(model).to("cpu", dtype)
-        with quiet():
+        with quiet(), disk_errors():
             half.save_pretrained(str(scratch))
             tokenizer.save_pretrained(str(scratch))
         (scratch / "README.md").write_text(card)
         for path in sorted(scratch.iterdir()):
-            path.chmod(0o644)
+            if path.is_dir():  # chat templates, where a tokenizer has several
+                shutil.rmtree(folder / path.name, ignore_errors=True)
+            else:
+                path.chmod(0o644)
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

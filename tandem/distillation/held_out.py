@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from tandem.distillation.divergences import TargetRows, tvd
+from tandem.distillation.files import writing
 from tandem.distillation.plan import Distillation
 from tandem.distillation.sampling import continue_rows
 from tandem.distillation.teachers import Teacher
-from tandem.distillation.texts import Record, beginnings, stream_of, windows
+from tandem.distillation.texts import Record, beginnings, pieces
 from tandem.distillation.training_texts import Batch, counted, seed_of
 
 # Texts of each kind.
@@ -56,14 +57,13 @@ class HeldOut:
     prompts of it.
 
     Attributes:
-        texts: by kind, "text" and "target".
+        texts: by kind: "text", where what is held out has more than prompts, and "target".
 
     Args:
         plan: of the run.
         records: that are held out.
         teacher: the target.
         vocabulary: ids that both models know.
-        end: the token that ends a text; None for none.
         folder: of the run; keeps what the target wrote.
     """
 
@@ -73,15 +73,12 @@ class HeldOut:
         records: Sequence[Record],
         teacher: Teacher,
         vocabulary: int,
-        end: int | None,
         folder: Path,
     ) -> None:
         self._teacher, self._vocabulary, self._seed = teacher, vocabulary, plan.seed
         self._rows: dict[tuple[str, int], TargetRows] = {}
         self._at_once = rows_at_once(plan.length, vocabulary)
-        stream = stream_of(records)
-        count = max(1, min(_ROWS, len(stream) // (plan.length + 1) - 2))
-        text = torch.from_numpy(windows(stream, count, plan.length, 0, 0))
+        text, counts = pieces(records, _ROWS, plan.length, np.random.default_rng(_SAMPLES))
         tokens, known = beginnings(records, _ROWS, plan.length, np.random.default_rng(_SAMPLES))
         prompts, sizes = torch.from_numpy(tokens), torch.from_numpy(known)
         path = folder / "held_out.npy"
@@ -90,15 +87,12 @@ class HeldOut:
         else:
             seed = seed_of(plan.seed, _SAMPLES)
             written, _ = teacher.continued(prompts, sizes, vocabulary, seed)
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".new")
-            with temporary.open("wb") as file:
+            with writing(path) as fresh, fresh.open("wb") as file:
                 np.save(file, written.numpy())
-            temporary.replace(path)
-        self.texts = {
-            "text": Batch(text, torch.ones(count, plan.length).bool()),
-            "target": Batch(written, counted(written, sizes, end)),
-        }
+        self.texts = {"target": Batch(written, counted(written, sizes, teacher.ends))}
+        if len(text):
+            own = Batch(torch.from_numpy(text), torch.from_numpy(counts))
+            self.texts = {"text": own, **self.texts}
 
     def measure(self, drafter: Any) -> dict[str, Figures]:
         """The figures of a drafter by kind of text."""
@@ -175,8 +169,7 @@ class HeldOut:
         q = drafter(input_ids=drafted, use_cache=False, logits_to_keep=GAMMA + 1).logits
         q = q[:, :GAMMA, : self._vocabulary].float().cpu()
         drafted = drafted.cpu()
-        # One more token, so that the last place has a row.
-        told = self._teacher.rows(torch.cat([drafted, room[:, :1]], 1)[:, :-1])
+        told = self._teacher.rows(drafted)
         p = told.log_probs[:, -GAMMA:].cpu()
         tokens = drafted[:, -GAMMA:, None]
         if generator is not None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from tandem.distillation.files import writing
 from tandem.errors import StartupError
 
 Divergence = Literal["forward-kl", "reverse-kl", "jsd", "tvd", "cross-entropy"]
 Data = Literal["corpus", "target", "on-policy", "mixed"]
 
 # Of a plan, what may change when a run goes on.
-_MAY_CHANGE = {"steps", "minutes"}
+_MAY_CHANGE = {"steps", "minutes", "rate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +95,12 @@ class Distillation:
         return ":" in self.target and not Path(self.target).exists()
 
 
-def keep_plan(plan: Distillation, path: Path) -> None:
+def keep_plan(plan: Distillation, inputs: dict[str, str], path: Path) -> None:
     """Write the plan of a new run, or see that a run goes on as it began.
 
     Args:
         plan: of this call.
+        inputs: what identifies the files that it names, by name.
         path: of the file.
 
     Raises:
@@ -108,7 +111,7 @@ def keep_plan(plan: Distillation, path: Path) -> None:
             began = json.loads(path.read_text())
         except ValueError:
             raise StartupError(f"{path} cannot be read; remove {path.parent} to begin") from None
-        now = asdict(plan)
+        now = asdict(plan) | inputs
         changed = [
             f"{name} was {began.get(name)!r} and is {value!r}"
             for name, value in now.items()
@@ -119,7 +122,26 @@ def keep_plan(plan: Distillation, path: Path) -> None:
                 f"the run in {path.parent} has another plan: {'; '.join(changed)}. Give what it"
                 " began with, or another output, or remove that folder"
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(plan), indent=2) + "\n")
-    temporary.replace(path)
+    with writing(path) as fresh:
+        fresh.write_text(json.dumps(asdict(plan) | inputs, indent=2) + "\n")
+
+
+def inputs_of(plan: Distillation) -> dict[str, str]:
+    """What identifies the files of a plan: hashes of texts, names and sizes of a model's files.
+
+    Raises:
+        StartupError: a file of texts cannot be read.
+    """
+    found = {}
+    for name in ("prompts", "held_out"):
+        path = getattr(plan, name)
+        if path:
+            try:
+                found[f"{name}_sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            except OSError as error:
+                raise StartupError(f"cannot read {path}: {error}") from None
+    for name in ("target", "drafter"):
+        folder = Path(getattr(plan, name) or "nothing")
+        files = sorted(path for path in folder.glob("*") if path.is_file())
+        found[f"{name}_files"] = ", ".join(f"{each.name} {each.stat().st_size}" for each in files)
+    return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +24,17 @@ from tandem.distillation.drafters import (
     require_same,
     write_drafter,
 )
+from tandem.distillation.files import alone, writing
 from tandem.distillation.held_out import Figures, HeldOut, rows_at_once
-from tandem.distillation.plan import Distillation, keep_plan
+from tandem.distillation.plan import Distillation, inputs_of, keep_plan
 from tandem.distillation.teachers import LocalTeacher, Say, ServedTeacher, Teacher
 from tandem.distillation.texts import read_records, split
 from tandem.distillation.trainer import Clock, Training, optimisers
 from tandem.distillation.training_texts import Batch, TrainingTexts
 from tandem.errors import EngineFailure, StartupError
+
+# The divergence that asks no target.
+_TOKENS = "cross-entropy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,14 @@ class TrainingProgress:
         share: of the run that is done, 0 to 1.
         seconds: of training so far.
         loss: of the step.
-        overlap: the newest, on held-out text and on the target's own.
+        overlap: the newest, by kind of text; see `HeldOut`.
     """
 
     step: int
     share: float
     seconds: float
     loss: float
-    overlap: tuple[float, float]
+    overlap: Mapping[str, float]
 
 
 def distill(
@@ -86,13 +91,22 @@ def distill(
     if threads:
         torch.set_num_threads(threads)
     run = output / "run"
-    if output.exists() and any(output.iterdir()) and not (run / "plan.json").exists():
+    others = [path for path in output.glob("*") if path != run]
+    if others and not (run / "plan.json").exists():
         raise StartupError(f"{output} has files that are of no run: give a folder of its own")
+    inputs = inputs_of(plan)
     if plan.is_served and client is None:
         client = Client(*plan.target.split(","), note=say)
     parts = _Parts(plan, _device_of(device), client, say)
-    keep_plan(plan, run / "plan.json")
-    return _Run(plan, output, parts, say, progress, clock).go()
+    with alone(run):
+        keep_plan(plan, inputs, run / "plan.json")
+        try:
+            return _Run(plan, output, parts, say, progress, clock).go()
+        except torch.OutOfMemoryError as error:
+            why = str(error).splitlines()[0]
+            raise EngineFailure(
+                f"out of memory: give fewer rows, or a smaller length ({why})"
+            ) from None
 
 
 class _Parts:
@@ -101,9 +115,9 @@ class _Parts:
     def __init__(
         self, plan: Distillation, device: torch.device, client: Client | None, say: Say
     ) -> None:
-        self.tokenizer = read_tokenizer(plan.drafter or plan.target)
         if plan.is_served and not plan.drafter:
             raise StartupError("a fresh drafter is made like its target: give its directory")
+        self.tokenizer = read_tokenizer(plan.drafter or plan.target)
         if not plan.is_served:
             require_same(read_tokenizer(plan.target), self.tokenizer)
         with quiet():  # a text that is longer than the model is cut into windows
@@ -119,13 +133,10 @@ class _Parts:
             self.drafter = fresh_drafter(plan.target, plan.layers, plan.width, plan.seed)
             self.dtype = torch.bfloat16
         self.drafter = self.drafter.to(device)
-        longest = self.drafter.config.get_text_config().max_position_embeddings
-        if plan.length >= longest:
-            raise StartupError(f"the drafter holds {longest} tokens: give a smaller length")
+        _require_room(plan, "drafter", self.drafter)
         self.teacher = self._teacher(plan, device, client, say)
         own = self.drafter.config.get_text_config().vocab_size
         self.vocabulary = min(own, self.teacher.vocabulary)
-        self.end: int | None = self.tokenizer.eos_token_id
 
     def _teacher(
         self, plan: Distillation, device: torch.device, client: Client | None, say: Say
@@ -133,7 +144,20 @@ class _Parts:
         if client is not None:
             return ServedTeacher(client, self.tokenizer, say)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return LocalTeacher(read_model(plan.target, dtype, device), device)
+        model = read_model(plan.target, dtype, device)
+        _require_room(plan, "target", model)
+        return LocalTeacher(model, device, self.tokenizer)
+
+
+def _require_room(plan: Distillation, role: str, model: Any) -> None:
+    """See that a model holds texts of the plan's length.
+
+    Raises:
+        StartupError: it does not.
+    """
+    longest = model.config.get_text_config().max_position_embeddings
+    if plan.length >= longest:
+        raise StartupError(f"the {role} holds {longest} tokens: give a smaller length")
 
 
 class _Run:
@@ -149,7 +173,7 @@ class _Run:
         self._plan, self._output, self._parts = plan, output, parts
         self._say, self._progress = say, progress
         self._folder = output / "run"
-        common = parts.teacher, parts.vocabulary, parts.end, self._folder
+        common = parts.teacher, parts.vocabulary, self._folder
         self._held_out = HeldOut(plan, parts.held_out, *common)
         self._texts = TrainingTexts(plan, parts.records, *common, say)
         self._training = Training(
@@ -175,21 +199,18 @@ class _Run:
             self._keep_best(about["first"])
             training.save()
         while training.done < 1:
-            try:
-                value = training.take(self._losses)
-            except EngineFailure:
-                training.save()  # the weights are those of the step before
-                raise
+            value = training.take(self._losses)
             if training.step % self._plan.measure_every == 0 or training.done >= 1:
                 self._keep_best(self._measured())
                 training.save()
                 self._forget_worse()
             training.save_if_due()
-            overlap = tuple(about["history"][-1][1:3])
+            overlap = about["history"][-1][1]
             self._progress(
                 TrainingProgress(training.step, training.done, training.seconds, value, overlap)
             )
-        drafter.load_state_dict(torch.load(self._best, weights_only=True))
+        state = torch.load(self._best, map_location="cpu", weights_only=True)
+        drafter.load_state_dict(state)
         rounds = self._tokens_a_round()
         outcome = Distilled(
             training.step,
@@ -208,17 +229,17 @@ class _Run:
         parts_of_it = self._texts.of(self._training.step, drafter)
         places = sum(int(batch.counts.sum()) for batch in parts_of_it)
         at_once = rows_at_once(plan.length, parts.vocabulary)
-        drafter.train()
         for batch in parts_of_it:
+            if parts.teacher.tells_little and batch.said is None and plan.divergence != _TOKENS:
+                batch = replace(batch, said=parts.teacher.rows(batch.tokens))
             for first in range(0, len(batch.tokens), at_once):
                 yield self._loss(batch[first : first + at_once]) / max(places, 1)
-        drafter.eval()
 
     def _loss(self, batch: Batch) -> Tensor:
         """The sum over the places that count."""
         plan, parts, drafter = self._plan, self._parts, self._parts.drafter
         said = batch.said
-        if said is None and plan.divergence != "cross-entropy":
+        if said is None and plan.divergence != _TOKENS:
             said = parts.teacher.rows(batch.tokens)
         device = drafter.device
         tokens, counts = batch.tokens.to(device), batch.counts.to(device)
@@ -229,30 +250,23 @@ class _Run:
         return (each * counts).sum()
 
     def _measured(self) -> dict[str, tuple[list[float], list[float]]]:
-        self._parts.drafter.eval()
         found = self._held_out.measure(self._parts.drafter)
         return {kind: (each.overlap, each.agreement) for kind, each in found.items()}
 
     def _tokens_a_round(self) -> dict[int, list[float]]:
-        self._parts.drafter.eval()
         return {at: self._held_out.tokens_a_round(self._parts.drafter, at) for at in (0, 1)}
 
     def _keep_best(self, found: dict[str, tuple[list[float], list[float]]]) -> None:
         training, about = self._training, self._training.about
         means = {kind: Figures(*values).summary()["overlap"] for kind, values in found.items()}
-        about["history"] = [
-            *about["history"],
-            [training.step, means["text"], means["target"], training.seconds],
-        ]
+        about["history"] = [*about["history"], [training.step, means, training.seconds]]
         if about["best"] is not None:
             before = [Figures(*values).summary()["overlap"] for values in about["best"].values()]
-            if sum(means.values()) <= sum(before):
+            if not sum(means.values()) > sum(before):  # nor where one is not a number
                 return
         about["best"], about["best_step"] = found, training.step
-        temporary = self._best.with_suffix(".new")
-        with temporary.open("wb") as file:
-            torch.save(training.model.state_dict(), file)
-        temporary.replace(self._best)
+        with writing(self._best) as fresh:
+            torch.save(training.model.state_dict(), fresh)
         self._write(None)
 
     @property
@@ -277,7 +291,8 @@ class _Run:
             self._folder / "new",
         )
         history = {"plan": asdict(self._plan), "history": about["history"]}
-        (self._folder / "history.json").write_text(json.dumps(history, indent=1) + "\n")
+        with writing(self._folder / "history.json") as fresh:
+            fresh.write_text(json.dumps(history, indent=1) + "\n")
 
 
 def _device_of(name: str) -> torch.device:

@@ -19,6 +19,7 @@ from tandem.client.results import GeneratedText, GeneratedToken
 from tandem.distillation.divergences import TargetRows
 from tandem.distillation.sampling import continue_rows
 from tandem.errors import StartupError, Unavailable
+from tandem.inference.description import end_token_ids
 from tandem.vocabulary import vocabulary_fingerprint
 
 # Calls at once, and what a reply may tell of each place.
@@ -38,9 +39,13 @@ class Teacher(ABC):
 
     Attributes:
         vocabulary: how many ids it knows.
+        ends: the tokens that end its texts.
+        tells_little: whether its rows are of a few tokens, so that many are held at once.
     """
 
     vocabulary: int
+    ends: Sequence[int]
+    tells_little = False
 
     @abstractmethod
     def rows(self, tokens: Tensor) -> TargetRows:
@@ -67,9 +72,11 @@ class LocalTeacher(Teacher):
     Args:
         model: of transformers.
         device: that has it.
+        tokenizer: of the pair; None leaves out the token that it ends texts with.
     """
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: Any, device: torch.device, tokenizer: Any = None) -> None:
+        self.ends = end_token_ids(model, tokenizer)
         self.vocabulary = model.config.get_text_config().vocab_size
         self._model, self._device = model, device
 
@@ -110,6 +117,8 @@ class ServedTeacher(Teacher):
         StartupError: nothing answers, or it serves a target of another tokenizer.
     """
 
+    tells_little = True
+
     def __init__(
         self,
         client: Client,
@@ -120,6 +129,7 @@ class ServedTeacher(Teacher):
         self._client = client
         self._say, self._wait_seconds = say, wait_seconds
         self._lock, self._said_at = threading.Lock(), -math.inf
+        self._leaving = threading.Event()
         try:
             about = self._client.info().target
         except CallFailed as error:
@@ -129,7 +139,7 @@ class ServedTeacher(Teacher):
                 "the target that is served has another tokenizer than the drafter: take a drafter"
                 " of the same family"
             )
-        self.vocabulary = about.vocab_size
+        self.vocabulary, self.ends = about.vocab_size, list(about.eos_token_ids)
         self._top = min(_MOST_TOP, self.vocabulary - 1)
         self._longest = about.max_length
 
@@ -175,7 +185,11 @@ class ServedTeacher(Teacher):
 
     def _ask(self, requests: Any) -> Sequence[GeneratedText]:
         with ThreadPoolExecutor(_CALLS) as pool:
-            return list(pool.map(lambda request: self._generate(**request), requests))
+            try:
+                return list(pool.map(lambda request: self._generate(**request), requests))
+            except BaseException:  # else the pool waits for those that wait for the service
+                self._leaving.set()
+                raise
 
     def _say_once(self, sentence: str) -> None:
         """Of all calls that wait, and now and then while they do."""
@@ -186,18 +200,20 @@ class ServedTeacher(Teacher):
         self._say(sentence)
 
     def _generate(self, **request: Any) -> GeneratedText:
-        began = time.monotonic()
+        lost = None
         while True:
             try:
                 return self._client.generate(**request)
             except (Lost, TimedOut) as error:
-                if time.monotonic() - began > self._wait_seconds:
+                lost = lost or time.monotonic()
+                if time.monotonic() - lost > self._wait_seconds:
                     raise Unavailable(
                         f"the target has been away for {self._wait_seconds:g} s ({error}); start"
                         " it, and the same command goes on"
                     ) from None
                 self._say_once(f"the target is away ({error}); waiting")
-                time.sleep(_PAUSE_SECONDS)
+                if self._leaving.wait(_PAUSE_SECONDS):
+                    raise Unavailable("the run ends") from None
             except CallFailed as error:
                 raise StartupError(f"the target does not say: {error}") from None
 

@@ -43,7 +43,7 @@ def read_records(path: Path, tokenizer: Any) -> list[Record]:
         StartupError: the file cannot be read, has fewer than two texts, or a line is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read {path}: {error}") from None
     records = []
@@ -136,6 +136,31 @@ def windows(stream: TokenIds, rows: int, length: int, step: int, seed: int) -> T
     return np.stack(picked)
 
 
+def pieces(
+    records: Sequence[Record], rows: int, length: int, generator: np.random.Generator
+) -> tuple[TokenIds, npt.NDArray[np.bool_]]:
+    """Parts of texts, at most one a place: where what a model writes could stand, so nothing of a
+    record's own prompt counts.
+
+    Returns:
+        Texts [n, length + 1] with n at most `rows`, and whose places count [n, length].
+    """
+    cut = [
+        (record, begin)
+        for record in records
+        for begin in range(0, len(record.token_ids) - 1, length)
+        if begin + length >= record.prompt < len(record.token_ids)
+    ]
+    chosen = [cut[place] for place in generator.permutation(len(cut))[:rows]]
+    tokens = np.zeros((len(chosen), length + 1), np.int64)
+    counts = np.zeros((len(chosen), length), np.bool_)
+    for row, (record, begin) in enumerate(chosen):
+        part = record.token_ids[begin : begin + length + 1]
+        tokens[row, : len(part)] = part
+        counts[row, max(record.prompt - 1 - begin, 0) : len(part) - 1] = True
+    return tokens, counts
+
+
 def beginnings(
     records: Sequence[Record], rows: int, length: int, generator: np.random.Generator
 ) -> tuple[TokenIds, TokenIds]:
@@ -152,7 +177,8 @@ def beginnings(
             prompt = record.token_ids[: record.prompt][-(length // 2) :]
         else:
             size = int(generator.integers(1, max(2, length // 4)))
-            first = int(generator.integers(max(1, len(record.token_ids) - size)))
-            prompt = record.token_ids[first : first + size]
+            text = record.token_ids[:-1]  # nothing follows its end
+            first = int(generator.integers(max(1, len(text) - size + 1)))
+            prompt = text[first : first + size] if len(text) else record.token_ids
         tokens[row, : len(prompt)], known[row] = prompt, len(prompt)
     return tokens, known

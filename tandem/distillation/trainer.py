@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from tandem.distillation.files import writing
 from tandem.errors import EngineFailure, StartupError
 
 _WARM_UP_STEPS = 20
@@ -26,8 +28,11 @@ def optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     AdamW for embeddings, norms and heads."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
-    for name, weight in model.named_parameters():
-        of_a_layer = weight.ndim == 2 and "embed" not in name and "lm_head" not in name
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding) or each is head]
+    apart = {id(weight) for table in tables for weight in table.parameters()}
+    for weight in model.parameters():
+        of_a_layer = weight.ndim == 2 and id(weight) not in apart
         (matrices if of_a_layer else others).append(weight)
     made: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -78,7 +83,7 @@ class Training:
         if not self.path.exists():
             return
         try:
-            state = torch.load(self.path, weights_only=True)
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
             self.model.load_state_dict(state["model"])
             for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
@@ -112,8 +117,8 @@ class Training:
         if not (math.isfinite(total) and bool(norm.isfinite())):
             self._forget_gradients()
             raise EngineFailure(
-                f"the loss of step {self.step} is not finite ({total:g}): the drafter of the steps"
-                " before is kept. Try a smaller rate"
+                f"the loss of step {self.step} is not finite ({total:g}): the last checkpoint and"
+                " the best drafter are kept. The same command goes on there with a smaller rate"
             )
         rate = self.rate * min(1.0, (self.step + 1) / _WARM_UP_STEPS) * (1 - self.done)
         for optimiser in self.optimisers:
@@ -147,12 +152,6 @@ class Training:
             "seconds": self.seconds,
             "about": self.about,
         }
-        temporary = self.path.with_suffix(".new")
-        try:
-            with temporary.open("wb") as file:
-                torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # torch says of a full disk that writing failed
-            temporary.unlink(missing_ok=True)
-            raise error if isinstance(error, OSError) else OSError(str(error)) from error
-        temporary.replace(self.path)
+        with writing(self.path) as fresh:
+            torch.save(state, fresh)
         self._saved_at = self.seconds

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem.distillation.divergences import TargetRows
+from tandem.distillation.files import writing
 from tandem.distillation.plan import Distillation
 from tandem.distillation.sampling import continue_rows
 from tandem.distillation.teachers import Say, Teacher
@@ -54,7 +55,6 @@ class TrainingTexts:
         records: to learn from.
         teacher: continues prompts where the data asks for it.
         vocabulary: ids that both models know.
-        end: the token that ends a text; None for none.
         folder: of the run; keeps what the target wrote, as long as it is learnt from.
         say: called with how far the target's writing is.
     """
@@ -65,13 +65,14 @@ class TrainingTexts:
         records: Sequence[Record],
         teacher: Teacher,
         vocabulary: int,
-        end: int | None,
         folder: Path,
         say: Say = lambda sentence: None,
     ) -> None:
         self._say = say
         self._plan, self._records, self._teacher = plan, records, teacher
-        self._vocabulary, self._end, self._folder = vocabulary, end, folder / "texts"
+        self._vocabulary, self._folder = vocabulary, folder / "texts"
+        # No more than four times a step's: their keys and values are held while they are written.
+        self._at_once = min(_AT_ONCE, 1 << ((4 * plan.rows).bit_length() - 1))
         self._stream = stream_of(records)
         self._block: tuple[int, Batch] | None = None
 
@@ -95,7 +96,7 @@ class TrainingTexts:
         generator = torch.Generator().manual_seed(seed_of(self._plan.seed, _OWN, step))
         at = tokens.to(drafter.device), known.to(drafter.device)
         written = continue_rows(drafter, *at, self._vocabulary, generator).cpu()
-        return Batch(written, counted(written, known, self._end))
+        return Batch(written, counted(written, known, self._teacher.ends))
 
     def _targets(self, step: int, rows: int) -> list[Batch]:
         """Of blocks that are each read a few times, in another order each time."""
@@ -115,7 +116,7 @@ class TrainingTexts:
                 if stale != folder:
                     shutil.rmtree(stale, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
-            parts = [self._written(folder, number, part) for part in range(_BLOCK // _AT_ONCE)]
+            parts = [self._written(folder, number, part) for part in range(_BLOCK // self._at_once)]
             tokens, counts, values, ids = (torch.cat(each) for each in zip(*parts, strict=True))
             self._block = number, Batch(tokens, counts, TargetRows(values, ids))
         return self._block[1]
@@ -124,7 +125,7 @@ class TrainingTexts:
         """Texts that the target wrote, whose places count, and what it said (values and ids); drawn
         where they are not there yet."""
         kind = number * _BLOCK + part
-        tokens, known = self._beginnings(_AT_ONCE, _TARGETS, kind)
+        tokens, known = self._beginnings(self._at_once, _TARGETS, kind)
         path = folder / f"{part:02}.safetensors"
         if path.exists():
             found = load_file(path)
@@ -133,11 +134,11 @@ class TrainingTexts:
             written, said = self._teacher.continued(tokens, known, self._vocabulary, seed)
             assert said.ids is not None
             found = {"tokens": written, "values": said.log_probs, "ids": said.ids.int()}
-            temporary = path.with_suffix(".new")
-            save_file(found, temporary)
-            temporary.replace(path)
-            self._say(f"the target has written {(part + 1) * _AT_ONCE} of its next {_BLOCK} texts")
-        counts = counted(found["tokens"], known, self._end)
+            with writing(path) as fresh:
+                save_file(found, fresh)
+            there = (part + 1) * self._at_once
+            self._say(f"the target has written {there} of its next {_BLOCK} texts")
+        counts = counted(found["tokens"], known, self._teacher.ends)
         return found["tokens"], counts, found["values"], found["ids"].long()
 
     def _beginnings(self, rows: int, kind: int, number: int) -> tuple[Tensor, Tensor]:
@@ -151,12 +152,11 @@ def seed_of(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
 
 
-def counted(tokens: Tensor, known: Tensor, end: int | None) -> Tensor:
+def counted(tokens: Tensor, known: Tensor, ends: Sequence[int]) -> Tensor:
     """Whose places count [rows, time] of texts [rows, time + 1]: from each prompt's last token to
     the text's end."""
     place = torch.arange(tokens.shape[1] - 1)
     counts = place >= known[:, None] - 1
-    if end is not None:
-        ended = (tokens == end) & (torch.arange(tokens.shape[1]) >= known[:, None])
-        counts &= ended.cumsum(1)[:, :-1] == 0
-    return counts
+    ended = torch.isin(tokens, torch.tensor(ends, dtype=torch.int64))
+    ended &= torch.arange(tokens.shape[1]) >= known[:, None]
+    return counts & (ended.cumsum(1)[:, :-1] == 0)

@@ -372,8 +372,15 @@ OF_PHRASES = (
     Mutant(
         "phrases: those that are kept are those of all scopes",
         _PHRASES,
-        "_Known(self._pool(sequence.salt), known)",
-        '_Known(self._pool(sequence.salt and ""), known)',
+        "self._pool(sequence.salt, sequence.sampling.seed)",
+        'self._pool(sequence.salt and "", sequence.sampling.seed)',
+        (_OF_PHRASES,),
+    ),
+    Mutant(
+        "phrases: a text has those of one with its seed",
+        _PHRASES,
+        "if seed in own.seeds:",
+        "if False:",
         (_OF_PHRASES,),
     ),
     Mutant(
@@ -440,8 +447,8 @@ OF_DISTILLATION = (
     Mutant(
         "distillation: places behind the end of a text count",
         "tandem/distillation/training_texts.py",
-        "counts &= ended.cumsum(1)[:, :-1] == 0",
-        "counts &= ended.cumsum(1)[:, :-1] >= 0",
+        "return counts & (ended.cumsum(1)[:, :-1] == 0)",
+        "return counts & (ended.cumsum(1)[:, :-1] >= 0)",
         (_TRAINED_ON,),
     ),
     Mutant(
@@ -461,8 +468,8 @@ OF_DISTILLATION = (
     Mutant(
         "distillation: the worst drafter is kept",
         "tandem/distillation/run.py",
-        "if sum(means.values()) <= sum(before):",
-        "if sum(means.values()) >= sum(before):",
+        "if not sum(means.values()) > sum(before):",
+        "if sum(means.values()) > sum(before):",
         (_DISTILLED,),
     ),
 )

@@ -152,7 +152,7 @@ def test_scheduling_model_and_serving_are_apart() -> None:
         "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
         | {"entry_points", "errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
-        "distillation": {"client", "errors", "vocabulary"},
+        "distillation": {"client", "errors", "inference", "vocabulary"},
         "peers": {"rpc", "common", "drafter", "target", "speculation", "telemetry"}
         | {"errors", "profile", "settings"},
     }

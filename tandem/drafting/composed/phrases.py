@@ -9,7 +9,7 @@ draft, of certain tokens. What the target predicts along a draft makes phrases f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -38,6 +38,8 @@ _TEXT = 4096
 _EACH = 16
 # Scopes whose phrases are kept: of more, those are forgotten that were used least lately.
 _SCOPES = 16
+# Texts of which a kept pool has phrases. Behind them the scope's phrases are forgotten.
+_TEXTS = 4096
 # A draft's depth over the greatest depth of suffixes: tokens of the reviewer are kept more often.
 _SHARE = 3
 # Nodes of a tree of guesses, of which one path is reviewed.
@@ -79,6 +81,22 @@ class _Known:
         self.known = len(text)
 
 
+@dataclass
+class _Kept:
+    """The phrases of a scope.
+
+    A phrase shows what its text drew, and a text of the same seed draws with the same random
+    numbers. So it has no phrase of that one: its law would not be the target's.
+
+    Attributes:
+        pool: where they are.
+        seeds: of the texts that they may be of.
+    """
+
+    pool: NgramPool
+    seeds: set[int] = field(default_factory=set)
+
+
 class PhraseGuesser(PartDrafter):
     """Guesses how a text goes on by phrases; certain tokens. A sequence's state is its phrases.
 
@@ -92,23 +110,29 @@ class PhraseGuesser(PartDrafter):
 
     def __init__(self, length: int, most: int, *, kept: bool) -> None:
         self._length, self._most, self._kept = length, most, kept
-        self._pools: dict[str, NgramPool] = {}
+        self._scopes: dict[str, _Kept] = {}
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Begin with the phrases that earlier texts of the scope left, if they are kept."""
         yield from ()
         known = max(len(sequence.token_ids) - _TEXT, 0)
-        sequence.state = _Known(self._pool(sequence.salt), known)
+        sequence.state = _Known(self._pool(sequence.salt, sequence.sampling.seed), known)
 
-    def _pool(self, salt: str | None) -> NgramPool:
-        """Of a scope; without one, of a text."""
+    def _pool(self, salt: str | None, seed: int) -> NgramPool:
+        """Of a scope; of the text alone without one, or where the scope had a text of its seed."""
+        fresh = NgramPool(self._length, _EACH, self._most)
         if not self._kept or salt is None:
+            return fresh
+        own = self._scopes.pop(salt, None)
+        if own is None or len(own.seeds) >= _TEXTS:
+            own = _Kept(fresh)
+        self._scopes[salt] = own  # the last one now
+        if len(self._scopes) > _SCOPES:
+            del self._scopes[next(iter(self._scopes))]
+        if seed in own.seeds:
             return NgramPool(self._length, _EACH, self._most)
-        own = self._pools.pop(salt, None) or NgramPool(self._length, _EACH, self._most)
-        self._pools[salt] = own  # the last one now
-        if len(self._pools) > _SCOPES:
-            del self._pools[next(iter(self._pools))]
-        return own
+        own.seeds.add(seed)
+        return own.pool
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """What phrases say; nothing where none has the last token."""

@@ -90,6 +90,14 @@ def test_ids_that_only_one_model_has_count_for_nothing() -> None:
     )
 
 
+def test_an_id_that_the_drafter_does_not_know_is_one_of_the_others() -> None:
+    log_probs = torch.tensor([[[0.5, 0.3, 0.1]]]).log()
+    told = TargetRows(log_probs, torch.tensor([[[1, 9, 2]]]))
+    drafter = torch.tensor([[[0.1, 0.5, 0.1, 0.3]]]).log()
+    found = loss("tvd", drafter, told, torch.zeros(1, 1).long())
+    assert float(found) == pytest.approx(0.0, abs=1e-5)
+
+
 def test_cross_entropy_is_of_the_tokens() -> None:
     drafter = rows(1)
     following = torch.arange(12).reshape(3, 4) % 9

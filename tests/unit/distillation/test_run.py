@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from tandem.distillation import divergences, drafters, run, trainer
+from tandem.distillation.files import alone
+from tandem.distillation.held_out import Figures, HeldOut
 from tandem.distillation.plan import Distillation
 from tandem.distillation.run import TrainingProgress, distill
 from tandem.errors import EngineFailure, StartupError
@@ -177,63 +181,55 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_step(
     spoilt.calls = 0  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "loss", spoilt)
-        with pytest.raises(EngineFailure, match=r"loss of step 3 is not finite.*smaller rate"):
+        with pytest.raises(EngineFailure, match=r"step 3 is not finite.*smaller rate"):
             distill(replace(plan, data="corpus"), tmp_path / "out")
     state = torch.load(tmp_path / "out" / "run" / "checkpoint.pt", weights_only=True)
-    assert state["step"] == 3
+    assert state["step"] == 2
     assert all(bool(each.isfinite().all()) for each in state["model"].values())
     assert load_file(str(tmp_path / "out" / "model.safetensors"))
 
 
-@pytest.mark.parametrize("written", ["checkpoint.new", "model.safetensors", "best", "README.md"])
+@pytest.mark.parametrize("written", ["checkpoint", "model", "best", "README", "history"])
 def test_a_full_disk_keeps_what_was_there(
     written: str, plan: Distillation, whole: bytes, tmp_path: Path
 ) -> None:
+    """Each library says in its own error that there is no room, and leaves half a file."""
     output = tmp_path / "out"
     full = False
-    real_open, real_text = Path.open, Path.write_text
 
-    def open_(path: Path, *args: Any, **options: Any) -> Any:
-        if full and path.name.startswith(written):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real_open(path, *args, **options)
+    def without_room(real: Any, path_of: Any, error: Exception) -> Any:
+        def write(*args: Any, **options: Any) -> Any:
+            path = Path(path_of(*args[:2]))
+            if full and path.name.startswith(written):
+                path.write_bytes(b"half")
+                raise error
+            return real(*args, **options)
 
-    def text(path: Path, *args: Any, **options: Any) -> Any:
-        if full and path.name == written:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real_text(path, *args, **options)
+        return write
 
     def fill(now: TrainingProgress) -> None:
         nonlocal full
         full = now.step >= 3
 
+    says = "No space left on device"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", open_)
-        patch.setattr(Path, "write_text", text)
-        if written == "model.safetensors":
-            patch.setattr(run, "write_drafter", _without_room(drafters.write_drafter, lambda: full))
-        with pytest.raises(OSError, match="No space left"):
+        for place, name, path_of, error in (
+            (torch, "save", lambda state, path: path, RuntimeError(says)),
+            (
+                modeling_utils,
+                "safe_save_file",
+                lambda found, path, **_: path,
+                SafetensorError(says),
+            ),
+            (Path, "write_text", lambda path, text: path, OSError(errno.ENOSPC, says)),
+        ):
+            patch.setattr(place, name, without_room(getattr(place, name), path_of, error))
+        with pytest.raises(OSError, match=says):
             distill(plan, output, progress=fill)
     assert load_file(str(output / "model.safetensors"))
-    assert not list((output / "run").glob("new"))
+    assert not [*(output / "run").glob("new"), *(output / "run").glob("*.new")]
     distill(plan, output)
     assert weights(output) == whole
-
-
-def _without_room(real: Any, full: Any) -> Any:
-    def write(model: Any, *args: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            if full():
-
-                def save(folder: str, **options: Any) -> None:
-                    Path(folder).mkdir()
-                    (Path(folder) / "model.safetensors").write_bytes(b"half")
-                    raise OSError(errno.ENOSPC, "No space left on device")
-
-                patch.setattr(type(model), "save_pretrained", lambda self, folder: save(folder))
-            real(model, *args)
-
-    return write
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(plan: Distillation, tmp_path: Path) -> None:
@@ -253,8 +249,8 @@ def test_a_folder_of_something_else_is_left_alone(plan: Distillation, tmp_path: 
 def test_a_run_goes_on_longer_and_not_otherwise(plan: Distillation, tmp_path: Path) -> None:
     distill(replace(plan, steps=2), tmp_path / "out")
     assert distill(replace(plan, steps=4), tmp_path / "out").steps == 4
-    with pytest.raises(StartupError, match="divergence was 'tvd' and is 'jsd'; rate was"):
-        distill(replace(plan, divergence="jsd", rate=1.0), tmp_path / "out")
+    with pytest.raises(StartupError, match="divergence was 'tvd' and is 'jsd'; seed was"):
+        distill(replace(plan, divergence="jsd", seed=1), tmp_path / "out")
 
 
 def test_minutes_end_a_run_too(plan: Distillation, tmp_path: Path) -> None:
@@ -337,3 +333,54 @@ def test_a_fresh_drafter_is_made_in_a_run(plan: Distillation, tmp_path: Path) ->
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["hidden_size"], config["dtype"]) == (64, "bfloat16")
     assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_a_smaller_rate_goes_on_behind_a_loss_that_was_not_finite(
+    plan: Distillation, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "loss", lambda *args: divergences.loss(*args) * float("nan"))
+        with pytest.raises(EngineFailure):
+            distill(plan, tmp_path / "out")
+    assert distill(replace(plan, rate=1e-4), tmp_path / "out").steps == 6
+
+
+def test_a_measurement_that_is_not_a_number_is_never_the_best(
+    plan: Distillation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, calls = HeldOut.measure, [0]
+
+    def measure(held: HeldOut, drafter: Any) -> Any:
+        calls[0] += 1
+        found = real(held, drafter)
+        spoilt = {kind: Figures([float("nan")], [0.0]) for kind in found}
+        return spoilt if calls[0] == 2 else found
+
+    monkeypatch.setattr(HeldOut, "measure", measure)
+    assert distill(replace(plan, rate=5e-3), tmp_path / "out").best_step in (4, 6)
+
+
+def test_texts_that_changed_are_another_run(plan: Distillation, tmp_path: Path) -> None:
+    own = replace(plan, steps=1, prompts=str(shutil.copy(plan.prompts, tmp_path)))
+    distill(own, tmp_path / "out")
+    with Path(own.prompts).open("a") as file:
+        file.write(json.dumps({"text": "one more"}) + "\n")
+    with pytest.raises(StartupError, match="has another plan: prompts_sha256 was"):
+        distill(own, tmp_path / "out")
+
+
+def test_two_runs_do_not_share_a_folder(plan: Distillation, tmp_path: Path) -> None:
+    with alone(tmp_path / "out" / "run"), pytest.raises(StartupError, match="another run is at"):
+        distill(plan, tmp_path / "out")
+
+
+def test_embeddings_and_heads_are_no_matrices_of_layers() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=7, n_positions=9, n_embd=8, n_layer=1, n_head=2))
+    adam, muon = trainer.optimisers(model, 1e-3)
+    shapes = [tuple(weight.shape) for weight in muon.param_groups[0]["params"]]
+    assert (7, 8) not in shapes
+    assert (9, 8) not in shapes
+    assert len(shapes) == 4
+    assert sum(len(each.param_groups[0]["params"]) for each in (adam, muon)) == len(
+        list(model.parameters())
+    )

@@ -26,7 +26,7 @@ class Counting(Teacher):
     """Writes each text's number behind its prompt, and counts what it is asked."""
 
     def __init__(self) -> None:
-        self.vocabulary, self.asked = 2048, 0
+        self.vocabulary, self.asked, self.ends = 2048, 0, [0]
 
     def rows(self, tokens: Tensor) -> TargetRows:
         raise AssertionError("nobody asked")
@@ -53,16 +53,16 @@ def tokens_of(batches: TrainingTexts, step: int, drafter: Any = None) -> Tensor:
 
 def test_places_count_from_the_prompts_last_token_to_the_end_of_the_text() -> None:
     tokens = torch.tensor([[5, 6, 7, 8, 0, 9, 9], [0, 6, 0, 8, 8, 8, 8], [5, 6, 7, 8, 9, 9, 9]])
-    found = counted(tokens, torch.tensor([2, 1, 3]), 0).int().tolist()
+    found = counted(tokens, torch.tensor([2, 1, 3]), [0]).int().tolist()
     assert found == [[0, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]]
-    assert counted(tokens, torch.tensor([2, 1, 3]), None).sum() == 5 + 6 + 4
+    assert counted(tokens, torch.tensor([2, 1, 3]), []).sum() == 5 + 6 + 4
 
 
 def test_each_text_of_the_target_is_learnt_from_as_often_and_written_once(
     plan: Distillation, records: list[Record], tmp_path: Path
 ) -> None:
     teacher = Counting()
-    batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, 0, tmp_path)
+    batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, tmp_path)
     seen = torch.cat([tokens_of(batches, step)[:, -1] for step in range(16)])
     assert teacher.asked == 2  # two parts of a block of 16
     assert set(seen.bincount().tolist()) == {0, 4}
@@ -78,7 +78,7 @@ def test_what_the_target_wrote_is_there_after_a_restart(
     made = []
     for _ in range(2):
         teacher = Counting()
-        batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, 0, tmp_path)
+        batches = TrainingTexts(replace(plan, data="target"), records, teacher, 2048, tmp_path)
         (batch,) = batches.of(3, None)
         assert batch.said is not None
         assert batch.said.ids is not None
@@ -95,7 +95,7 @@ def test_mixed_texts_are_half_the_drafters_own(
     drafter = read_model(plan.drafter, torch.float32, CPU)
     for rows in (1, 4, 5):
         own_plan = replace(plan, data="mixed", rows=rows)
-        batches = TrainingTexts(own_plan, records, Counting(), 2048, 0, tmp_path)
+        batches = TrainingTexts(own_plan, records, Counting(), 2048, tmp_path)
         own, *targets = batches.of(1, drafter)
         assert own.said is None
         assert [len(batch.tokens) for batch in (own, *targets)] == {
@@ -111,7 +111,7 @@ def test_mixed_texts_are_half_the_drafters_own(
 def test_its_own_texts_are_drawn_anew_with_its_weights_of_the_step(
     plan: Distillation, records: list[Record], tmp_path: Path
 ) -> None:
-    batches = TrainingTexts(replace(plan, data="on-policy"), records, Counting(), 2048, 0, tmp_path)
+    batches = TrainingTexts(replace(plan, data="on-policy"), records, Counting(), 2048, tmp_path)
     drafter = read_model(plan.drafter, torch.float32, CPU)
     first = tokens_of(batches, 0, drafter)
     assert torch.equal(tokens_of(batches, 0, drafter), first)
@@ -141,7 +141,7 @@ def test_a_round_of_a_drafter_that_is_its_target_emits_all(
     plan: Distillation, records: list[Record], tmp_path: Path
 ) -> None:
     model = read_model(plan.target, torch.float32, CPU)
-    held = HeldOut(plan, records, LocalTeacher(model, CPU), 2048, None, tmp_path)
+    held = HeldOut(plan, records, LocalTeacher(model, CPU), 2048, tmp_path)
     for temperature in (0, 1):
         assert held.tokens_a_round(model, temperature) == pytest.approx([5.0] * 4, abs=1e-4)
     for figures in held.measure(model).values():
@@ -163,7 +163,7 @@ def test_a_rounds_tokens_are_what_the_rule_accepts(
         own = replace(plan, seed=seed)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tandem.distillation.held_out._DRAFTS", 1)  # behind four tokens
-            held = HeldOut(own, records, LocalTeacher(target, CPU), 2048, None, tmp_path)
+            held = HeldOut(own, records, LocalTeacher(target, CPU), 2048, tmp_path)
             found += held.tokens_a_round(drafter, 1)
     expected = sum(found) / len(found)
     assert 1.5 < expected < 4.5

@@ -97,7 +97,9 @@ _Device = Annotated[
 _Threads = Annotated[
     int,
     typer.Option(
-        metavar="N", min=0, help="CPU threads; 0 takes one a core. With 1 a seed repeats its files."
+        metavar="N",
+        min=0,
+        help="CPU threads; 0 takes one a core. With 1, and --steps, a seed repeats its files.",
     ),
 ]
 
@@ -226,8 +228,8 @@ def _lines() -> Callable[[TrainingProgress], None]:
 
 
 def _overlap(now: TrainingProgress) -> str:
-    text, own = now.overlap
-    return f"{text:.3f} (held-out text), {own:.3f} (the target's)"
+    names = {"text": "held-out text", "target": "the target's"}
+    return ", ".join(f"{value:.3f} ({names[kind]})" for kind, value in now.overlap.items())
 
 
 def _show(outcome: Distilled, output: Path) -> None:

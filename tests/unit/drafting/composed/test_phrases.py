@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,8 @@ def left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that is kept has what others left there."""
     own: Any = PhraseGuesser._pool
 
-    def pool_with_others(self: PhraseGuesser, salt: str | None) -> NgramPool:
-        pool: NgramPool = own(self, salt)
+    def pool_with_others(self: PhraseGuesser, salt: str | None, seed: int) -> NgramPool:
+        pool: NgramPool = own(self, salt, seed)
         for ngram in ((0, 2, 1), (1, 1, 1), (2, 0, 2), (1, 2, 0)):
             pool.add(ngram)
         return pool
@@ -263,8 +264,13 @@ def test_predictions_that_did_not_come_make_no_phrase() -> None:
     assert pool.behind(2, 2)[0].tolist() == [[1, 2]]  # of places 1 and 2
 
 
-def pool_of(guesser: PhraseGuesser, salt: str | None) -> NgramPool:
-    sequence = DraftSequence([1], Sampling(), VOCAB_SIZE, salt=salt)
+SEEDS = count(1)
+
+
+def pool_of(guesser: PhraseGuesser, salt: str | None, seed: int | None = None) -> NgramPool:
+    """Of a text, whose seed is its own unless it is given."""
+    sampling = Sampling(seed=next(SEEDS) if seed is None else seed)
+    sequence = DraftSequence([1], sampling, VOCAB_SIZE, salt=salt)
     with pytest.raises(StopIteration):
         next(guesser.open(sequence))
     pool: NgramPool = sequence.state.pool
@@ -288,6 +294,29 @@ def test_phrases_that_are_kept_are_those_of_a_scope() -> None:
     assert not pool_of(guesser, None).behind(1, 2)
 
 
+def test_a_text_has_no_phrases_of_one_with_its_seed() -> None:
+    """Both draw with the same random numbers: a phrase of the one foretells them to the other."""
+    guesser = PhraseGuesser(3, 100, kept=True)
+    first = pool_of(guesser, "a", 7)
+    assert pool_of(guesser, "a", 8) is first
+    again = pool_of(guesser, "a", 7)
+    assert again is not first
+    assert pool_of(guesser, "b", 7) is not first
+    again.add((1, 2, 0))
+    assert not pool_of(guesser, "a", 9).behind(1, 2)
+
+
+def test_phrases_of_many_texts_are_forgotten_with_their_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(phrases, "_TEXTS", 3)
+    guesser = PhraseGuesser(3, 100, kept=True)
+    pools = [pool_of(guesser, "a", seed) for seed in range(5)]
+    assert pools[0] is pools[1] is pools[2]
+    assert pools[2] is not pools[3]
+    assert pools[3] is pools[4] is pool_of(guesser, "a", 0)
+
+
 def test_scopes_that_were_used_least_lately_are_forgotten() -> None:
     guesser = PhraseGuesser(3, 100, kept=True)
     pools = {str(n): pool_of(guesser, str(n)) for n in range(phrases._SCOPES)}
@@ -295,7 +324,7 @@ def test_scopes_that_were_used_least_lately_are_forgotten() -> None:
     pool_of(guesser, "another")
     assert pool_of(guesser, "0") is pools["0"]
     assert pool_of(guesser, "1") is not pools["1"]
-    assert len(guesser._pools) == phrases._SCOPES
+    assert len(guesser._scopes) == phrases._SCOPES
 
 
 def test_ids_that_a_target_does_not_have_are_not_sent() -> None:
