@@ -26,6 +26,8 @@ from tests.support.distilling import save_spelling
 _CELLS = pytest.mark.campaign(
     "each divergence and each kind of text trains", "two of them, and divergences by themselves"
 )
+_FILES = pytest.mark.campaign("a full disk at rarer files", "the two largest files")
+_RARER = ("best", "README", "history")
 _MOMENTS = pytest.mark.campaign("a cut at rarer moments", "three moments")
 
 
@@ -189,7 +191,10 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_step(
     assert load_file(str(tmp_path / "out" / "model.safetensors"))
 
 
-@pytest.mark.parametrize("written", ["checkpoint", "model", "best", "README", "history"])
+@pytest.mark.parametrize(
+    "written",
+    ["checkpoint", "model", *(pytest.param(name, marks=_FILES) for name in _RARER)],
+)
 def test_a_full_disk_keeps_what_was_there(
     written: str, plan: Distillation, whole: bytes, tmp_path: Path
 ) -> None:
