@@ -222,7 +222,7 @@ def _lines() -> Callable[[TrainingProgress], None]:
         if now.overlap != told:
             told = now.overlap
             left = now.seconds * (1 - now.share) / now.share / 60
-            tell(f"step {now.step:,} ({now.share:.0%}, {left:.0f} minutes left): α {_overlap(now)}")
+            tell(f"step {now.step:,} ({now.share:.0%}, {left:.0f} min left): α {_overlap(now)}")
 
     return progress
 
@@ -246,3 +246,5 @@ def _show(outcome: Distilled, output: Path) -> None:
         f" {outcome.seconds / 60:.1f} minutes of training",
         soft_wrap=True,
     )
+    if not outcome.best_step:
+        tell("no step was better than the drafter that it began with: train longer, or otherwise")
