@@ -1,8 +1,6 @@
 """Train the embedded pair: `python -m models.train all` (see README.md beside this file)."""
 
 import argparse
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from models import corpus, evaluate, llama, sampling
 from models.loop import Stage, aligned, train, windows
+from tandem.distillation.allocator import keep_freed_memory
 from tandem.distillation.divergences import forward_kl, tvd
 
 TARGET_STAGES = [
@@ -27,16 +26,6 @@ DRAFTER_STAGES = [
     Stage("overlap", steps=1100, rows=8, length=512, start=0.6, end=0.0),
 ]
 SAMPLE_BATCHES = 8
-
-# Every step allocates and frees the same gigabyte. By default glibc gives such blocks back to the
-# kernel each time, and a fifth of the run goes into page faults. It reads these variables only at
-# start-up.
-ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:
@@ -142,8 +131,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent)
     parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
     options = parser.parse_args()
-    if not ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+    keep_freed_memory()
     cache, output = options.cache, options.output
     everything = options.part == "all"
     if options.part == "tokenizer" or (everything and not (cache / "corpus.json").exists()):

@@ -7,8 +7,6 @@ seconds of CPU. What is there already is not trained again; a cell that was cut 
 
 import argparse
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +15,7 @@ import numpy as np
 import torch
 
 from models import corpus
-from models.train import ALLOCATOR
+from tandem.distillation.allocator import keep_freed_memory
 from tandem.distillation.distilled import Distilled
 from tandem.distillation.plan import Data, Distillation
 from tandem.distillation.run import distill
@@ -96,8 +94,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=get_args(Data), default=get_args(Data))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    if not ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
     train, held_out = prompts(options.cache)
     common: dict[str, Any] = {

@@ -14,8 +14,7 @@ from torch import Tensor
 from tandem.distillation.divergences import TargetRows, tvd
 from tandem.distillation.files import writing
 from tandem.distillation.plan import Distillation
-from tandem.distillation.sampling import continue_rows
-from tandem.distillation.teachers import Teacher
+from tandem.distillation.teachers import Teacher, continue_rows
 from tandem.distillation.texts import Record, beginnings, pieces
 from tandem.distillation.training_texts import Batch, counted, seed_of
 

@@ -1,4 +1,4 @@
-"""Targets that say what they would write: of a checkpoint here, or of a service."""
+"""Texts that models continue; targets, of a checkpoint here or of a service, that say their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tandem.client.blocking import Client
 from tandem.client.errors import CallFailed, Lost, TimedOut
 from tandem.client.results import GeneratedText, GeneratedToken
 from tandem.distillation.divergences import TargetRows
-from tandem.distillation.sampling import continue_rows
 from tandem.errors import StartupError, Unavailable
 from tandem.inference.description import end_token_ids
 from tandem.vocabulary import vocabulary_fingerprint
@@ -32,6 +31,46 @@ _SAY_SECONDS = 30.0
 _TOP = 64
 
 Say = Callable[[str], None]
+
+
+@torch.no_grad()
+def continue_rows(
+    model: Any,
+    tokens: Tensor,
+    known: Tensor,
+    vocabulary: int,
+    generator: torch.Generator | None,
+    told: Callable[[int, Tensor], None] = lambda place, logits: None,
+) -> Tensor:
+    """Fill rows behind what is known of them, one position of all rows a pass.
+
+    Args:
+        model: of transformers.
+        tokens: [rows, time] of int64.
+        known: [rows] how many of each row's first tokens are given; at least one.
+        vocabulary: only ids below it are drawn.
+        generator: draws at temperature 1; None takes the likeliest token.
+        told: called with the logits [rows, vocabulary] of each place that is filled.
+
+    Returns:
+        [rows, time].
+    """
+    filled = tokens.clone()
+    first, time = int(known.min()), tokens.shape[1]
+    cache, seen = None, filled[:, :first]
+    for place in range(first, time):
+        found = model(input_ids=seen, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = found.past_key_values
+        logits = found.logits[:, -1, :vocabulary].float()
+        told(place, logits)
+        if generator is None:
+            drawn = logits.argmax(-1)
+        else:
+            row = logits.softmax(-1).to(generator.device)
+            drawn = torch.multinomial(row, 1, generator=generator)[:, 0].to(tokens.device)
+        filled[:, place] = torch.where(place < known, filled[:, place], drawn)
+        seen = filled[:, place : place + 1]
+    return filled
 
 
 class Teacher(ABC):

@@ -16,8 +16,7 @@ from torch import Tensor
 from tandem.distillation.divergences import TargetRows
 from tandem.distillation.files import writing
 from tandem.distillation.plan import Distillation
-from tandem.distillation.sampling import continue_rows
-from tandem.distillation.teachers import Say, Teacher
+from tandem.distillation.teachers import Say, Teacher, continue_rows
 from tandem.distillation.texts import Record, beginnings, stream_of, windows
 
 # The target writes so many texts at once, each of which is learnt from a few times.

@@ -2,15 +2,13 @@
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from models.train import ALLOCATOR
+from tandem.distillation.allocator import keep_freed_memory
 
 
 def options_of(name: str, doc: str | None, cache: str, flags: Mapping[str, str] = {}) -> Any:
@@ -32,8 +30,7 @@ def options_of(name: str, doc: str | None, cache: str, flags: Mapping[str, str] 
     for flag, text in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
     options = parser.parse_args()
-    if not ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+    keep_freed_memory()
     torch.set_num_threads(options.threads)
     return options
 

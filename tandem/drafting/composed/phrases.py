@@ -39,7 +39,7 @@ _EACH = 16
 # Scopes whose phrases are kept: of more, those are forgotten that were used least lately.
 _SCOPES = 16
 # Texts of which a kept pool has phrases. Behind them the scope's phrases are forgotten.
-_TEXTS = 4096
+_SEEDS = 4096
 # A draft's depth over the greatest depth of suffixes: tokens of the reviewer are kept more often.
 _SHARE = 3
 # Nodes of a tree of guesses, of which one path is reviewed.
@@ -124,7 +124,7 @@ class PhraseGuesser(PartDrafter):
         if not self._kept or salt is None:
             return fresh
         own = self._scopes.pop(salt, None)
-        if own is None or len(own.seeds) >= _TEXTS:
+        if own is None or len(own.seeds) >= _SEEDS:
             own = _Kept(fresh)
         self._scopes[salt] = own  # the last one now
         if len(self._scopes) > _SCOPES:

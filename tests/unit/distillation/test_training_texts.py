@@ -14,8 +14,7 @@ from tandem.distillation.divergences import TargetRows
 from tandem.distillation.drafters import read_model, read_tokenizer
 from tandem.distillation.held_out import HeldOut
 from tandem.distillation.plan import Distillation
-from tandem.distillation.sampling import continue_rows
-from tandem.distillation.teachers import LocalTeacher, Teacher
+from tandem.distillation.teachers import LocalTeacher, Teacher, continue_rows
 from tandem.distillation.texts import Record, read_records
 from tandem.distillation.training_texts import TrainingTexts, counted
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tandem.distillation.allocator import keep_freed_memory
 from tandem.distillation.plan import Data, Distillation, Divergence
 from tandem.errors import StartupError, TandemError
 from tandem.failure import Failure, Misconfigured
@@ -22,15 +21,6 @@ from tandem.tools.cli.security import Security, secured
 if TYPE_CHECKING:
     from tandem.distillation.distilled import Distilled
     from tandem.distillation.run import TrainingProgress
-
-# Each step allocates and frees the same memory. glibc gives large blocks back to the kernel each
-# time, unless it is told otherwise before it starts; page faults then take half of the time.
-_ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
 
 _Target = Annotated[
     str,
@@ -149,8 +139,7 @@ def distill(
     if importlib.util.find_spec("transformers") is None:
         with reported():
             raise Misconfigured("distilling needs torch: pip install 'tandem-llm[distill]'")
-    if sys.platform == "linux" and not _ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **_ALLOCATOR})
+    keep_freed_memory()
     with _explained():
         plan = Distillation(
             target=target,

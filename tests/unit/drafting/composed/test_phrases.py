@@ -309,7 +309,7 @@ def test_a_text_has_no_phrases_of_one_with_its_seed() -> None:
 def test_phrases_of_many_texts_are_forgotten_with_their_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(phrases, "_TEXTS", 3)
+    monkeypatch.setattr(phrases, "_SEEDS", 3)
     guesser = PhraseGuesser(3, 100, kept=True)
     pools = [pool_of(guesser, "a", seed) for seed in range(5)]
     assert pools[0] is pools[1] is pools[2]

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tandem.distillation import run as runs
+from tandem.distillation.allocator import SETTINGS
 from tandem.errors import EngineFailure
 from tandem.tools.cli.commands import distill as command
 from tandem.tools.cli.main import app
@@ -30,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without starting this process again, and with few texts."""
-    for name, value in command._ALLOCATOR.items():
+    for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tandem.distillation.held_out._ROWS", 2)
 
@@ -114,7 +115,8 @@ def test_it_starts_again_with_an_allocator_that_keeps_memory(
         pass
 
     def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        assert command._ALLOCATOR.items() <= environment.items()
+        assert SETTINGS.keys() <= environment.keys()
+        assert environment["MALLOC_MMAP_MAX_"] == "0"
         raise Replaced
 
     monkeypatch.delenv("MALLOC_TOP_PAD_")
