@@ -1,4 +1,4 @@
-"""Texts that models continue; targets, of a checkpoint here or of a service, that say their rows."""
+"""Texts that models continue, and targets (of a checkpoint here, or served) that say their rows."""
 
 from __future__ import annotations
 
