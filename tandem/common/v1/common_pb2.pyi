@@ -725,6 +725,7 @@ class ModelInfo(google.protobuf.message.Message):
     TELLS_LOG_PROBS_FIELD_NUMBER: builtins.int
     CACHE_TOKENS_FIELD_NUMBER: builtins.int
     OVERCOMMIT_FIELD_NUMBER: builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
     protocol_version: builtins.int
@@ -814,6 +815,11 @@ class ModelInfo(google.protobuf.message.Message):
     sequence gets room as it grows, and may be given back (SequenceEnd.given_back). At least 1; 0
     is a service of an earlier release, which promises cache_tokens.
     """
+    weights_version: builtins.int
+    """weights_version counts how often a drafter's weights changed while it served, over its restarts:
+    new sequences are drafted with these. 0: those of its checkpoint. It is no part of fingerprint:
+    replicas learn apart, and any weights draft exactly.
+    """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """eos_token_ids end a text: all that the checkpoint's generation config, config and tokenizer
@@ -855,8 +861,9 @@ class ModelInfo(google.protobuf.message.Message):
         tells_log_probs: builtins.bool = ...,
         cache_tokens: builtins.int = ...,
         overcommit: builtins.float = ...,
+        weights_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "overcommit", b"overcommit", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tells_log_probs", b"tells_log_probs", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "overcommit", b"overcommit", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tells_log_probs", b"tells_log_probs", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "weights_version", b"weights_version", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/drafter/v1/drafter.proto\x12\x11tandem.drafter.v1\x1a\x1dtandem/common/v1/common.proto\"D\n\x0c\x44raftRequest\x12\x34\n\x08requests\x18\x01 \x03(\x0b\x32\".tandem.drafter.v1.SequenceRequest\"\xd3\x01\n\x0fSequenceRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12/\n\x04open\x18\x03 \x01(\x0b\x32\x1f.tandem.drafter.v1.OpenSequenceH\x00\x12-\n\x05\x64raft\x18\x04 \x01(\x0b\x32\x1c.tandem.drafter.v1.DraftStepH\x00\x12\x31\n\x05\x63lose\x18\x05 \x01(\x0b\x32 .tandem.drafter.v1.CloseSequenceH\x00\x42\x06\n\x04step\"\x87\x02\n\x0cOpenSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.Sampling\x12\x19\n\x11target_vocab_size\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x04\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x19\n\x11may_be_given_back\x18\n \x01(\x08\"\xc5\x01\n\tDraftStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x15\n\rnew_token_ids\x18\x03 \x03(\r\x12\r\n\x05gamma\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12,\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x06 \x03(\x0b\x32\x1a.tandem.common.v1.Feedback\x12\r\n\x05\x61head\x18\x07 \x01(\x08\x12\x12\n\nsend_ahead\x18\x08 \x01(\x08\x12\r\n\x05taken\x18\t \x01(\x08\"\x0f\n\rCloseSequence\"G\n\rDraftResponse\x12\x36\n\tresponses\x18\x01 \x03(\x0b\x32#.tandem.drafter.v1.SequenceResponse\"\xfd\x01\n\x10SequenceResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x33\n\x06opened\x18\x02 \x01(\x0b\x32!.tandem.drafter.v1.OpenedSequenceH\x00\x12\x31\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x1e.tandem.drafter.v1.DraftedStepH\x00\x12.\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1d.tandem.common.v1.SequenceEndH\x00\x12\x35\n\x08prepared\x18\x05 \x01(\x0b\x32!.tandem.drafter.v1.PreparedDraftsH\x00\x42\x08\n\x06result\"\xda\x01\n\x0ePreparedDrafts\x12\r\n\x05round\x18\x01 \x01(\x04\x12?\n\x06\x64rafts\x18\x02 \x03(\x0b\x32/.tandem.drafter.v1.PreparedDrafts.PreparedDraft\x12\x10\n\x08prepared\x18\x03 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x04 \x01(\r\x1aN\n\rPreparedDraft\x12\x15\n\rnew_token_ids\x18\x01 \x03(\r\x12&\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x17.tandem.common.v1.Draft\"\x81\x01\n\x0eOpenedSequence\x12+\n\x05times\x18\x01 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12\x16\n\x0eopen_sequences\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\"\x96\x03\n\x0b\x44raftedStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x17.tandem.common.v1.Draft\x12+\n\x05times\x18\x04 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12\x16\n\x0eopen_sequences\x18\x05 \x01(\r\x12\x39\n\x08prepared\x18\x06 \x01(\x0b\x32\'.tandem.drafter.v1.DraftedStep.Prepared\x1a\x65\n\x08Prepared\x12\x37\n\x07outcome\x18\x01 \x01(\x0e\x32&.tandem.drafter.v1.DraftedStep.Outcome\x12\x10\n\x08ready_ns\x18\x02 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x03 \x01(\r\"W\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOUTCOME_HIT\x10\x01\x12\x10\n\x0cOUTCOME_LATE\x10\x02\x12\x10\n\x0cOUTCOME_MISS\x10\x03\"\x15\n\x13GetModelInfoRequest\"\xdb\x02\n\x14GetModelInfoResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.EngineStats\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x15\n\rdraft_support\x18\x04 \x01(\r\x12+\n\x05shape\x18\x05 \x01(\x0e\x32\x1c.tandem.common.v1.DraftShape\x12\x0c\n\x04pure\x18\x06 \x01(\x08\x12\x0e\n\x06recipe\x18\x07 \x01(\t\x12\x30\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x08 \x01(\x0b\x32\x1e.tandem.common.v1.FeedbackSpec\x12\x10\n\x08made_for\x18\n \x01(\t\x12\r\n\x05\x61head\x18\x0b \x01(\r\x12\x0e\n\x06probes\x18\x0c \x01(\r\x12\x14\n\x0cprobe_tokens\x18\r \x01(\r2\xc1\x01\n\x0e\x44rafterService\x12N\n\x05\x44raft\x12\x1f.tandem.drafter.v1.DraftRequest\x1a .tandem.drafter.v1.DraftResponse(\x01\x30\x01\x12_\n\x0cGetModelInfo\x12&.tandem.drafter.v1.GetModelInfoRequest\x1a\'.tandem.drafter.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftandem/drafter/v1/drafter.proto\x12\x11tandem.drafter.v1\x1a\x1dtandem/common/v1/common.proto\"D\n\x0c\x44raftRequest\x12\x34\n\x08requests\x18\x01 \x03(\x0b\x32\".tandem.drafter.v1.SequenceRequest\"\xd3\x01\n\x0fSequenceRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12/\n\x04open\x18\x03 \x01(\x0b\x32\x1f.tandem.drafter.v1.OpenSequenceH\x00\x12-\n\x05\x64raft\x18\x04 \x01(\x0b\x32\x1c.tandem.drafter.v1.DraftStepH\x00\x12\x31\n\x05\x63lose\x18\x05 \x01(\x0b\x32 .tandem.drafter.v1.CloseSequenceH\x00\x42\x06\n\x04step\"\xa5\x02\n\x0cOpenSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.Sampling\x12\x19\n\x11target_vocab_size\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x04\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\t\x12\x16\n\x0e\x65mitted_tokens\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x19\n\x11may_be_given_back\x18\n \x01(\x08\x12\x12\n\x05learn\x18\x0b \x01(\x08H\x00\x88\x01\x01\x42\x08\n\x06_learn\"\xc5\x01\n\tDraftStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x15\n\rnew_token_ids\x18\x03 \x03(\r\x12\r\n\x05gamma\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12,\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x06 \x03(\x0b\x32\x1a.tandem.common.v1.Feedback\x12\r\n\x05\x61head\x18\x07 \x01(\x08\x12\x12\n\nsend_ahead\x18\x08 \x01(\x08\x12\r\n\x05taken\x18\t \x01(\x08\"\x0f\n\rCloseSequence\"G\n\rDraftResponse\x12\x36\n\tresponses\x18\x01 \x03(\x0b\x32#.tandem.drafter.v1.SequenceResponse\"\xfd\x01\n\x10SequenceResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x33\n\x06opened\x18\x02 \x01(\x0b\x32!.tandem.drafter.v1.OpenedSequenceH\x00\x12\x31\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x1e.tandem.drafter.v1.DraftedStepH\x00\x12.\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1d.tandem.common.v1.SequenceEndH\x00\x12\x35\n\x08prepared\x18\x05 \x01(\x0b\x32!.tandem.drafter.v1.PreparedDraftsH\x00\x42\x08\n\x06result\"\xda\x01\n\x0ePreparedDrafts\x12\r\n\x05round\x18\x01 \x01(\x04\x12?\n\x06\x64rafts\x18\x02 \x03(\x0b\x32/.tandem.drafter.v1.PreparedDrafts.PreparedDraft\x12\x10\n\x08prepared\x18\x03 \x01(\r\x12\x16\n\x0eopen_sequences\x18\x04 \x01(\r\x1aN\n\rPreparedDraft\x12\x15\n\rnew_token_ids\x18\x01 \x03(\r\x12&\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x17.tandem.common.v1.Draft\"\x9a\x01\n\x0eOpenedSequence\x12+\n\x05times\x18\x01 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12\x16\n\x0eopen_sequences\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x17\n\x0fweights_version\x18\x05 \x01(\x04\"\x96\x03\n\x0b\x44raftedStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x17.tandem.common.v1.Draft\x12+\n\x05times\x18\x04 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12\x16\n\x0eopen_sequences\x18\x05 \x01(\r\x12\x39\n\x08prepared\x18\x06 \x01(\x0b\x32\'.tandem.drafter.v1.DraftedStep.Prepared\x1a\x65\n\x08Prepared\x12\x37\n\x07outcome\x18\x01 \x01(\x0e\x32&.tandem.drafter.v1.DraftedStep.Outcome\x12\x10\n\x08ready_ns\x18\x02 \x01(\x04\x12\x0e\n\x06\x64rafts\x18\x03 \x01(\r\"W\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOUTCOME_HIT\x10\x01\x12\x10\n\x0cOUTCOME_LATE\x10\x02\x12\x10\n\x0cOUTCOME_MISS\x10\x03\"\x15\n\x13GetModelInfoRequest\"\xeb\x02\n\x14GetModelInfoResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.EngineStats\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x15\n\rdraft_support\x18\x04 \x01(\r\x12+\n\x05shape\x18\x05 \x01(\x0e\x32\x1c.tandem.common.v1.DraftShape\x12\x0c\n\x04pure\x18\x06 \x01(\x08\x12\x0e\n\x06recipe\x18\x07 \x01(\t\x12\x30\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x08 \x01(\x0b\x32\x1e.tandem.common.v1.FeedbackSpec\x12\x10\n\x08made_for\x18\n \x01(\t\x12\r\n\x05\x61head\x18\x0b \x01(\r\x12\x0e\n\x06probes\x18\x0c \x01(\r\x12\x14\n\x0cprobe_tokens\x18\r \x01(\r\x12\x0e\n\x06learns\x18\x0e \x01(\x08\x32\xc1\x01\n\x0e\x44rafterService\x12N\n\x05\x44raft\x12\x1f.tandem.drafter.v1.DraftRequest\x1a .tandem.drafter.v1.DraftResponse(\x01\x30\x01\x12_\n\x0cGetModelInfo\x12&.tandem.drafter.v1.GetModelInfoRequest\x1a\'.tandem.drafter.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEQUENCEREQUEST']._serialized_start=156
   _globals['_SEQUENCEREQUEST']._serialized_end=367
   _globals['_OPENSEQUENCE']._serialized_start=370
-  _globals['_OPENSEQUENCE']._serialized_end=633
-  _globals['_DRAFTSTEP']._serialized_start=636
-  _globals['_DRAFTSTEP']._serialized_end=833
-  _globals['_CLOSESEQUENCE']._serialized_start=835
-  _globals['_CLOSESEQUENCE']._serialized_end=850
-  _globals['_DRAFTRESPONSE']._serialized_start=852
-  _globals['_DRAFTRESPONSE']._serialized_end=923
-  _globals['_SEQUENCERESPONSE']._serialized_start=926
-  _globals['_SEQUENCERESPONSE']._serialized_end=1179
-  _globals['_PREPAREDDRAFTS']._serialized_start=1182
-  _globals['_PREPAREDDRAFTS']._serialized_end=1400
-  _globals['_PREPAREDDRAFTS_PREPAREDDRAFT']._serialized_start=1322
-  _globals['_PREPAREDDRAFTS_PREPAREDDRAFT']._serialized_end=1400
-  _globals['_OPENEDSEQUENCE']._serialized_start=1403
-  _globals['_OPENEDSEQUENCE']._serialized_end=1532
-  _globals['_DRAFTEDSTEP']._serialized_start=1535
-  _globals['_DRAFTEDSTEP']._serialized_end=1941
-  _globals['_DRAFTEDSTEP_PREPARED']._serialized_start=1751
-  _globals['_DRAFTEDSTEP_PREPARED']._serialized_end=1852
-  _globals['_DRAFTEDSTEP_OUTCOME']._serialized_start=1854
-  _globals['_DRAFTEDSTEP_OUTCOME']._serialized_end=1941
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1943
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1964
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1967
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2314
-  _globals['_DRAFTERSERVICE']._serialized_start=2317
-  _globals['_DRAFTERSERVICE']._serialized_end=2510
+  _globals['_OPENSEQUENCE']._serialized_end=663
+  _globals['_DRAFTSTEP']._serialized_start=666
+  _globals['_DRAFTSTEP']._serialized_end=863
+  _globals['_CLOSESEQUENCE']._serialized_start=865
+  _globals['_CLOSESEQUENCE']._serialized_end=880
+  _globals['_DRAFTRESPONSE']._serialized_start=882
+  _globals['_DRAFTRESPONSE']._serialized_end=953
+  _globals['_SEQUENCERESPONSE']._serialized_start=956
+  _globals['_SEQUENCERESPONSE']._serialized_end=1209
+  _globals['_PREPAREDDRAFTS']._serialized_start=1212
+  _globals['_PREPAREDDRAFTS']._serialized_end=1430
+  _globals['_PREPAREDDRAFTS_PREPAREDDRAFT']._serialized_start=1352
+  _globals['_PREPAREDDRAFTS_PREPAREDDRAFT']._serialized_end=1430
+  _globals['_OPENEDSEQUENCE']._serialized_start=1433
+  _globals['_OPENEDSEQUENCE']._serialized_end=1587
+  _globals['_DRAFTEDSTEP']._serialized_start=1590
+  _globals['_DRAFTEDSTEP']._serialized_end=1996
+  _globals['_DRAFTEDSTEP_PREPARED']._serialized_start=1806
+  _globals['_DRAFTEDSTEP_PREPARED']._serialized_end=1907
+  _globals['_DRAFTEDSTEP_OUTCOME']._serialized_start=1909
+  _globals['_DRAFTEDSTEP_OUTCOME']._serialized_end=1996
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1998
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2019
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2022
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2385
+  _globals['_DRAFTERSERVICE']._serialized_start=2388
+  _globals['_DRAFTERSERVICE']._serialized_end=2581
 # @@protoc_insertion_point(module_scope)

@@ -111,6 +111,7 @@ class OpenSequence(google.protobuf.message.Message):
     EMITTED_TOKENS_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
     MAY_BE_GIVEN_BACK_FIELD_NUMBER: builtins.int
+    LEARN_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     target_vocab_size: builtins.int
@@ -144,6 +145,11 @@ class OpenSequence(google.protobuf.message.Message):
     SequenceEnd.given_back. Unset, the sequence gets room for all of max_new_tokens before it opens,
     and stays.
     """
+    learn: builtins.bool
+    """learn: whether a drafter that learns from texts (GetModelInfoResponse.learns) may keep this one,
+    with what the target says of it. Unset: it may. A text with a cache_salt is never kept. Other
+    drafters ignore it.
+    """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """token_ids of the prompt and of all tokens emitted before, each below target_vocab_size. Not
@@ -168,9 +174,11 @@ class OpenSequence(google.protobuf.message.Message):
         emitted_tokens: builtins.int = ...,
         cache_salt: builtins.str = ...,
         may_be_given_back: builtins.bool = ...,
+        learn: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_salt", b"cache_salt", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "may_be_given_back", b"may_be_given_back", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_learn", b"_learn", "learn", b"learn", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_learn", b"_learn", "cache_salt", b"cache_salt", "emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "learn", b"learn", "max_new_tokens", b"max_new_tokens", "may_be_given_back", b"may_be_given_back", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_learn", b"_learn"]) -> typing.Literal["learn"] | None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -405,6 +413,7 @@ class OpenedSequence(google.protobuf.message.Message):
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
     open_sequences: builtins.int
     """open_sequences on the service now, of all its callers."""
     incarnation: builtins.int
@@ -413,6 +422,8 @@ class OpenedSequence(google.protobuf.message.Message):
     """
     cached_tokens: builtins.int
     """cached_tokens is how many of open's token_ids, the first ones, were found computed."""
+    weights_version: builtins.int
+    """weights_version (as in ModelInfo) of the weights that draft for this sequence up to its end."""
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the prefill."""
@@ -424,9 +435,10 @@ class OpenedSequence(google.protobuf.message.Message):
         open_sequences: builtins.int = ...,
         incarnation: builtins.int = ...,
         cached_tokens: builtins.int = ...,
+        weights_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "weights_version", b"weights_version"]) -> None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
 
@@ -560,6 +572,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     AHEAD_FIELD_NUMBER: builtins.int
     PROBES_FIELD_NUMBER: builtins.int
     PROBE_TOKENS_FIELD_NUMBER: builtins.int
+    LEARNS_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the drafting method (docs/recipes.md has the table)."""
     draft_support: builtins.int
@@ -588,6 +601,11 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     probe_tokens: builtins.int
     """probe_tokens is how many extra embeddings of the target the probes name; a target with fewer
     does not suit the drafter.
+    """
+    learns: builtins.bool
+    """learns: the drafter keeps texts, and what feedback says of them, to train its weights while it
+    serves. Its drafts do not depend on that feedback: one that was sent ahead is of use although
+    feedback came since.
     """
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
@@ -618,8 +636,9 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         ahead: builtins.int = ...,
         probes: builtins.int = ...,
         probe_tokens: builtins.int = ...,
+        learns: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["feedback", b"feedback", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "made_for", b"made_for", "probe_tokens", b"probe_tokens", "probes", b"probes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "learns", b"learns", "made_for", b"made_for", "probe_tokens", b"probe_tokens", "probes", b"probes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

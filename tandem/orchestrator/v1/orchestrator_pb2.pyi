@@ -107,6 +107,7 @@ class Generation(google.protobuf.message.Message):
     CHAT_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: builtins.int
+    LEARN_FIELD_NUMBER: builtins.int
     prompt: builtins.str
     """prompt as text; the target's tokenizer encodes it. Exactly one of prompt, prompt_token_ids and
     chat must be given and not empty.
@@ -129,6 +130,11 @@ class Generation(google.protobuf.message.Message):
     """prompt_cache_key is a hint: texts of one key go to the same replicas, if these are not much
     busier than others. At most 128 characters. Default: none; texts that begin alike go to the same
     replicas in any case. It changes no token.
+    """
+    learn: builtins.bool
+    """learn: whether drafters that learn from texts may keep this one on their disks, with what the
+    target says of it. Default: they may, unless it has a cache_salt or a caller's scope (see the
+    orchestrator's CACHE_SCOPE), of which no text is kept. It changes no token of this text.
     """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -193,11 +199,14 @@ class Generation(google.protobuf.message.Message):
         chat: Global___Chat | None = ...,
         cache_salt: builtins.str = ...,
         prompt_cache_key: builtins.str = ...,
+        learn: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "cache_salt", b"cache_salt", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_learn", b"_learn", "_prompt", b"_prompt", "chat", b"chat", "first_round", b"first_round", "learn", b"learn", "log_probs", b"log_probs", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_learn", b"_learn", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "cache_salt", b"cache_salt", "chat", b"chat", "first_round", b"first_round", "learn", b"learn", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_first_round", b"_first_round"]) -> typing.Literal["first_round"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_learn", b"_learn"]) -> typing.Literal["learn"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_prompt", b"_prompt"]) -> typing.Literal["prompt"] | None: ...
 
@@ -661,6 +670,7 @@ class Summary(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     DRAFTER_CACHED_TOKENS_FIELD_NUMBER: builtins.int
     GIVEN_BACK_FIELD_NUMBER: builtins.int
+    DRAFTER_WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
     EFFECTIVE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id of the request."""
@@ -723,6 +733,10 @@ class Summary(google.protobuf.message.Message):
     """given_back is how often the text's target needed its memory for older texts. The text went on
     when there was room, as if it had stayed: it waited, and that is all.
     """
+    drafter_weights_version: builtins.int
+    """drafter_weights_version is the version of the weights that the text's last drafter drafted with
+    (ModelInfo.weights_version); 0 also without a drafter.
+    """
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """accepted_per_position counts, for each place in a draft, how often the token
@@ -783,10 +797,11 @@ class Summary(google.protobuf.message.Message):
         cached_tokens: builtins.int = ...,
         drafter_cached_tokens: builtins.int = ...,
         given_back: builtins.int = ...,
+        drafter_weights_version: builtins.int = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "cached_tokens", b"cached_tokens", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_cached_tokens", b"drafter_cached_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "given_back", b"given_back", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "cached_tokens", b"cached_tokens", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_cached_tokens", b"drafter_cached_tokens", "drafter_lost", b"drafter_lost", "drafter_weights_version", b"drafter_weights_version", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "given_back", b"given_back", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail", "undrafted_rounds", b"undrafted_rounds"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 
