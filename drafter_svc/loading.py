@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
+from drafter_svc.learning import learning_of, state_of
 from drafter_svc.preparing import NOTHING_AHEAD, AheadLimits
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
@@ -17,11 +22,20 @@ from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
+from tandem.online.kept_text import wish_of
+from tandem.online.learning import Learning
+from tandem.online.state import StateFolder
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.loaded import LoadedService
 from tandem.serving.servicer import admission_limits
 from tandem.settings import KIB, MIB
+from tandem.telemetry.metrics import catalog as metrics
+
+if TYPE_CHECKING:
+    from tandem.inference.loading.learnt_weights import LearntWeights
+    from tandem.inference.model import Model
+    from tandem.telemetry.metrics.instruments import Instruments
 
 _log = structlog.get_logger(__name__)
 
@@ -39,12 +53,37 @@ class LoadedDrafter(LoadedService):
         method: name of its recipe's.
         recipe: of which it is made, as JSON.
         ahead: what may be prepared ahead.
+        learning: from texts, while it serves; None for none.
     """
 
     drafter: Drafter
     method: str
     recipe: str
     ahead: AheadLimits = NOTHING_AHEAD
+    learning: Learning | None = None
+
+    def improve(self) -> None:
+        """See `LoadedService`; behind it weights may change."""
+        super().improve()
+        if self.learning is not None:
+            self.learning.begin()
+
+    def meter(self, instruments: Instruments) -> None:
+        """See `LoadedService`."""
+        if (learning := self.learning) is None:
+            return
+        watch = instruments.watch
+        watch(metrics.WEIGHTS_VERSION, lambda: learning.status.version, metrics.DRAFTER)
+        watch(metrics.LEARNING_TEXTS, lambda: learning.status.held_texts, metrics.DRAFTER)
+        for name in metrics.OVERLAPS:
+            read = partial(lambda own: learning.status.overlap.get(own, math.nan), name)
+            watch(metrics.LEARNING_OVERLAP, read, metrics.DRAFTER, name)
+
+    def close(self) -> None:
+        """See `LoadedService`."""
+        if self.learning is not None:
+            self.learning.close()
+        super().close()
 
 
 def load(settings: DrafterSettings) -> LoadedDrafter:
@@ -54,14 +93,20 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
         StartupError: one sentence on what is wrong with the recipe, or with a model of it.
     """
     recipe = recipe_of(settings)
-    loaded = _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
+    folder = state_of(settings, recipe)
+    if recipe.checkpoints:
+        loaded = _with_models(settings, recipe, folder)
+    else:
+        loaded = _alone(settings, recipe)
     wanted = loaded.drafter.traits.feedback
     if wanted.layers:
         loaded.info.hidden_size = wanted.hidden_size
     return loaded
 
 
-def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
+def _with_models(
+    settings: DrafterSettings, recipe: Recipe, folder: StateFolder | None
+) -> LoadedDrafter:
     """Models score, one for each of the recipe's checkpoints."""
     # Here, since the other methods run where torch is not installed.
     from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
@@ -70,8 +115,17 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     prepares = settings.ahead if recipe.drafter.traits.prepares else 0
     room = room_for(prepares, recipe.largest_tree or settings.max_gamma)
     truncation = settings.truncation
-    models = load_models(recipe, settings, settings.model, settings.target, truncation, ahead=room)
+    named = recipe, settings, settings.model, settings.target, truncation
+    if folder is None:
+        models = load_models(*named, ahead=room)
+    else:
+        models = _learnt(folder, settings, lambda learnt: load_models(*named, None, room, learnt))
     drafter = drafter_of(recipe, models, truncation)
+    learning = None
+    if folder is not None:
+        learning = learning_of(settings, recipe, folder, models[0])
+        wanted = wish_of(drafter.traits.feedback)
+        drafter.traits = replace(drafter.traits, feedback=wanted)
     require_its_vocabulary(drafter, models[0].about)
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:], drafter))
     info.vocab_size = max(model.vocab_size for model in models)
@@ -96,7 +150,31 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
             ahead,
             min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
         ),
+        learning=learning,
     )
+
+
+def _learnt(
+    folder: StateFolder,
+    settings: DrafterSettings,
+    load: Callable[[LearntWeights], list[Model]],
+) -> list[Model]:
+    """The models, with what was learnt.
+
+    Raises:
+        StartupError: it was learnt from another checkpoint.
+    """
+    from tandem.inference.loading.learnt_weights import LearntWeights, OtherCheckpoint
+
+    learnt = folder.learnt
+    try:
+        return load(LearntWeights(learnt.version, folder.weights, learnt.of))
+    except OtherCheckpoint as error:
+        if not settings.online_anew:
+            raise StartupError(
+                f"what ONLINE_FOLDER holds {error}: give another folder, or set ONLINE_ANEW=true"
+            ) from None
+    return load(LearntWeights(folder.begin_again(anew=True).version))
 
 
 def _ahead_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from tandem.drafting.drafter import Drafter, DraftSequence, go_on
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
+from tandem.online.kept_text import HeardText, KeptText
 from tandem.rpc import messages
 from tandem.rpc.feedback import Listener, feedback_from
 from tandem.rpc.streams.sequence import Progress, StepReply
@@ -42,6 +43,7 @@ class DraftedSequence(
         grammars: for texts that keep to one.
         limits: of what is prepared ahead.
         shares: whether sequences share computed prefixes.
+        keep: takes what is heard of a text that may be learnt from; None where nothing is learnt.
     """
 
     def __init__(
@@ -51,9 +53,12 @@ class DraftedSequence(
         info: common_pb2.ModelInfo,
         grammars: Grammars,
         limits: AheadLimits = NOTHING_AHEAD,
+        *,
         shares: bool = True,
+        keep: Callable[[KeptText], None] | None = None,
     ) -> None:
         super().__init__(engine, info, shares)
+        self._keep, self._heard = keep, HeardText([])
         self._drafter, self._traits = drafter, drafter.traits
         self._grammars = grammars
         self._limits = limits
@@ -61,6 +66,7 @@ class DraftedSequence(
         self._preparing: Preparing | None = None
         self._draws = info.parameters > 0  # by a model; only then its rows are shaped
         self._last_draft = -1, 0  # its round, and its candidates and probes together
+        self._last_depth = 0
 
     async def _open(
         self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None
@@ -84,6 +90,9 @@ class DraftedSequence(
             token_ids, sampling, request.target_vocab_size, self._traits.largest_tree
         )
         sequence.salt = self._salt
+        if request.cache_salt or (request.HasField("learn") and not request.learn):
+            self._keep = None
+        self._heard.token_ids += token_ids
         shaping = sampling.shaping
         if shaping and self._draws:
             if shaping.grammar and not await asyncio.to_thread(lambda: self._grammars.exist):
@@ -110,6 +119,7 @@ class DraftedSequence(
         room = self._room(prompt_tokens, in_full=not request.may_be_given_back)
         _, times = await self._engine.open(sequence, steps, room, self.request_id, traced)
         cached = min((cache.found for cache in sequence.caches), default=0)
+        version = sequence.caches[0].weights_version if sequence.caches else 0
         return StepReply(
             drafter_pb2.SequenceResponse(
                 opened=drafter_pb2.OpenedSequence(
@@ -117,6 +127,7 @@ class DraftedSequence(
                     open_sequences=self._engine.admission.open_sequences,
                     incarnation=self._incarnation,
                     cached_tokens=cached,
+                    weights_version=version,
                 )
             ),
             "prefill",
@@ -124,6 +135,7 @@ class DraftedSequence(
             {
                 "tandem.prompt_tokens": prompt_tokens,
                 "tandem.cached_tokens": cached,
+                "tandem.weights_version": version,
                 "tandem.batch_size": times.batch_size,
             },
         )
@@ -135,6 +147,8 @@ class DraftedSequence(
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
         feedback = self._feedback(request, sequence, self._progress.length + len(emitted))
+        if self._keep is not None:
+            self._heard.hear(emitted, feedback, self._last_depth)
         if self._preparing is not None:
             self._preparing.stop()
         # From now on nothing is prepared behind the last draft, though it be written only now.
@@ -151,6 +165,7 @@ class DraftedSequence(
             raise WrongState("draft.taken: no draft was sent for this round, text and size")
         draft = made.draft
         self._last_draft = request.round, len(draft) + len(draft.probes)
+        self._last_depth = draft.depth
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
             position=self._progress.length,
@@ -191,6 +206,9 @@ class DraftedSequence(
     def release(self) -> None:
         if self._preparing is not None:
             self._preparing.end()
+        keep, self._keep = self._keep, None
+        if keep is not None and (text := self._heard.kept) is not None:
+            keep(text)
         super().release()
 
     def _feedback(

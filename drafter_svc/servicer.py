@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from drafter_svc.administration import learning_service
 from drafter_svc.loading import LoadedDrafter, load
 from drafter_svc.messages import wish_to
 from drafter_svc.sequence import DraftedSequence
@@ -50,7 +51,8 @@ class DrafterServicer(
                     loaded.info,
                     loaded.grammars,
                     loaded.ahead,
-                    self.settings.prefix_cache,
+                    shares=self.settings.prefix_cache,
+                    keep=None if loaded.learning is None else loaded.learning.keep,
                 ),
             )
 
@@ -73,6 +75,7 @@ class DrafterServicer(
                 pure=traits.pure,
                 recipe=loaded.recipe,
                 ahead=loaded.ahead.nodes,
+                learns=loaded.learning is not None,
             )
             wish_to(traits.feedback, reply)
             return reply
@@ -94,7 +97,10 @@ def service_of(servicer: DrafterServicer) -> Service:
         drain=servicer.drain,
         metering=servicer.metering,
         connection_age=age_of(servicer.settings),
-        for_administrators=(prefix_cache_service(lambda: servicer.loaded.forget_prefixes()),),
+        for_administrators=(
+            prefix_cache_service(lambda: servicer.loaded.forget_prefixes()),
+            learning_service(lambda: servicer.loaded.learning),
+        ),
     )
 
 

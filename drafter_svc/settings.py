@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -28,4 +30,33 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         le=65_536,
         description="most KiB of prepared drafts to send after a draft, the likeliest first, if an"
         " orchestrator asks for them before it knows the outcome",
+    )
+    online: float = Field(
+        0.0,
+        ge=0,
+        le=60,
+        description="seconds of a core, in each minute, in which a trainer of low priority learns"
+        " from what targets reject; new sequences are drafted with what it learnt. 0 learns nothing"
+        " and keeps no text",
+    )
+    online_folder: Path | None = Field(
+        None,
+        description="folder of what ONLINE learns, and of the texts that it learns from; one"
+        " drafter has it at a time. Whoever reads it reads texts of callers",
+    )
+    online_home: str = Field(
+        "",
+        description="file of texts that the drafter must not forget (JSON lines, as for tandem"
+        " distill); empty has it write some when it first learns",
+    )
+    online_mib: int = Field(
+        256, ge=1, le=1 << 20, description="most MiB of texts in ONLINE_FOLDER; the oldest yield"
+    )
+    online_hours: float = Field(
+        168.0, gt=0, description="age at which a text in ONLINE_FOLDER is removed"
+    )
+    online_anew: bool = Field(
+        False,
+        description="begin anew where ONLINE_FOLDER has what was learnt from another checkpoint;"
+        " false refuses to start",
     )

@@ -131,8 +131,8 @@ class ServiceSettings(BaseSettings):
     admin_listen: Address | None = Field(
         None,
         description="host:port of a second server, in plaintext, with health checks, reflection and"
-        " channelz, and for a drafter or target ForgetPrefixes: for probes that have no"
-        " certificate, and for operators; port 0 takes a free one",
+        " channelz, ForgetPrefixes of a drafter or target, and LearningService of a drafter: for"
+        " probes that have no certificate, and for operators; port 0 takes a free one",
     )
 
 

@@ -96,6 +96,18 @@ def random_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
+def near_pair(
+    random_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The random target, and a drafter near it, most of whose tokens are accepted."""
+    from tests.support.models.tiny import noisy
+
+    folder = tmp_path_factory.mktemp("near")
+    noisy(random_pair[1], 0.1, 1).save_pretrained(folder)
+    return folder, random_pair[1]
+
+
+@pytest.fixture(scope="session")
 def embedded_pair() -> tuple[Path, Path]:
     """The pair that the repository carries."""
     models = ROOT / "models"

@@ -21,9 +21,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from tandem.distillation.files import disk_errors
 from tandem.errors import StartupError
 from tandem.vocabulary import difference
+from tandem.whole_files import disk_errors
 
 # Of a fresh drafter: the width of a head, and of the feed-forward layer over the model's.
 _HEAD, _INNER = 32, 3

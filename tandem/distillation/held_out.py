@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tandem.distillation.divergences import TargetRows, tvd
-from tandem.distillation.files import writing
 from tandem.distillation.plan import Distillation
 from tandem.distillation.teachers import Teacher, continue_rows
 from tandem.distillation.texts import Record, beginnings, pieces
 from tandem.distillation.training_texts import Batch, counted, seed_of
+from tandem.whole_files import writing
 
 # Texts of each kind.
 _ROWS = 32

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from tandem.distillation.files import writing
 from tandem.errors import StartupError
+from tandem.whole_files import writing
 
 Divergence = Literal["forward-kl", "reverse-kl", "jsd", "tvd", "cross-entropy"]
 Data = Literal["corpus", "target", "on-policy", "mixed"]

@@ -24,7 +24,6 @@ from tandem.distillation.drafters import (
     require_same,
     write_drafter,
 )
-from tandem.distillation.files import alone, writing
 from tandem.distillation.held_out import Figures, HeldOut, rows_at_once
 from tandem.distillation.plan import Distillation, inputs_of, keep_plan
 from tandem.distillation.teachers import LocalTeacher, Say, ServedTeacher, Teacher
@@ -32,6 +31,7 @@ from tandem.distillation.texts import read_records, split
 from tandem.distillation.trainer import Clock, Training, optimisers
 from tandem.distillation.training_texts import Batch, TrainingTexts
 from tandem.errors import EngineFailure, StartupError
+from tandem.whole_files import alone, writing
 
 # The divergence that asks no target.
 _TOKENS = "cross-entropy"

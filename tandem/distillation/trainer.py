@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tandem.distillation.files import writing
 from tandem.errors import EngineFailure, StartupError
+from tandem.whole_files import writing
 
 _WARM_UP_STEPS = 20
 _MOST_NORM = 1.0

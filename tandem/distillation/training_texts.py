@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem.distillation.divergences import TargetRows
-from tandem.distillation.files import writing
 from tandem.distillation.plan import Distillation
 from tandem.distillation.teachers import Say, Teacher, continue_rows
 from tandem.distillation.texts import Record, beginnings, stream_of, windows
+from tandem.whole_files import writing
 
 # The target writes so many texts at once, each of which is learnt from a few times.
 _BLOCK, _TIMES = 512, 4

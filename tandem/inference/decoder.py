@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tandem.errors import StartupError, first_line
-from tandem.inference.choice.choose import EngineName, choose_backend
+from tandem.errors import StartupError, Unsupported, first_line
+from tandem.inference.choice.choose import EngineName, choose_backend, like
 from tandem.inference.choice.speed import PROMPT_ROWS, is_whole, profile_of
 from tandem.inference.compatibility import check_support
 from tandem.inference.feed import Feed
@@ -110,7 +110,7 @@ class Decoder(Model):
             )
             try:
                 for each in filter(None, (backend, choice.for_trees)):
-                    each.pool = each.pool.resized(positions)
+                    _give_room(each, positions, self.about.weights_version)
             except (RuntimeError, MemoryError) as error:
                 raise StartupError(
                     f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
@@ -167,12 +167,39 @@ class Decoder(Model):
         Raises:
             MemoryError: there is no room for its KV pool besides the present one.
         """
-        positions, each = self.positions, faster.pool.bytes_per_position
-        if positions * each > free_memory(self.device) // 2:
-            raise MemoryError(f"no room for a second KV cache of {positions} tokens")
-        faster.pool = faster.pool.resized(positions)
+        self._give_room_beside(faster, self.about.weights_version)
         self._backends.succeed(faster)
         self.pass_times = pass_times
+
+    def _give_room_beside(self, backend: Backend, version: int) -> None:
+        """Make a pool besides those that serve.
+
+        Raises:
+            MemoryError: there is no room for it.
+        """
+        positions, each = self.positions, backend.pool.bytes_per_position
+        if positions * each > free_memory(self.device) // 2:
+            raise MemoryError(f"no room for a second KV cache of {positions} tokens")
+        _give_room(backend, positions, version)
+
+    def renewed(self, checkpoint: LoadedCheckpoint) -> Callable[[], None]:
+        """See `Model`."""
+        if self.device.type != "cpu":
+            raise Unsupported(f"the weights of {self.about.name} cannot change on {self.device}")
+        model, version = checkpoint.model.eval(), checkpoint.about.weights_version
+        made = []
+        with torch.inference_mode():
+            for before in self._backends.serving:
+                backend = like(before, model, self._record)
+                self._give_room_beside(backend, version)
+                made.append(backend)
+
+        def take() -> None:
+            for backend in made:
+                self._backends.succeed(backend)
+            self.about = replace(self.about, weights_version=version)
+
+        return take
 
     @property
     def engine(self) -> str:
@@ -228,3 +255,9 @@ class Decoder(Model):
             self.forward_passes += len(drawn)
             self.fed_tokens += len(drawn) * len(feeds)
         return drawn
+
+
+def _give_room(backend: Backend, positions: int, version: int) -> None:
+    """Make a back end's pool, for sequences that weights of this version compute."""
+    backend.pool = backend.pool.resized(positions)
+    backend.pool.blocks.version = version

@@ -32,6 +32,7 @@ class Description:
         of_layers: whose hidden states its passes can give, see `Layers`.
         probe_tokens: extra embeddings, which the ids from `vocab_size` on name.
         masked_ids: that texts never have, see `CheckpointSource`.
+        weights_version: of learnt weights in place of the checkpoint's; 0 for those.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Description:
     of_layers: Layers = ()
     probe_tokens: int = 0
     masked_ids: Sequence[int] = ()
+    weights_version: int = 0
 
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty where there is none."""

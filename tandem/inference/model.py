@@ -6,9 +6,10 @@ The engine sees a model as a `Scorer` and a `Memory`, see `tandem.engine.scorer`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tandem.errors import Unsupported
 from tandem.profile import PassTime
 
 if TYPE_CHECKING:  # a service without a model runs where torch is not installed
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # a service without a model runs where torch is not installed
 
     from tandem.inference.description import Description
     from tandem.inference.feed import Feed
+    from tandem.inference.loading.checkpoint import LoadedCheckpoint
     from tandem.inference.output import PassOutput
 
 
@@ -149,6 +151,23 @@ class Model(ABC):
             tokens, the last ones drawn not among them. None where nothing is done.
         """
         return None
+
+    def renewed(self, checkpoint: LoadedCheckpoint) -> Callable[[], None]:
+        """Make passes with other weights, of the kinds that serve now. Slow; from any thread, but
+        not before `improve` has ended.
+
+        Args:
+            checkpoint: the same one with other weights.
+
+        Returns:
+            Gives them to new sequences; open ones keep theirs.
+
+        Raises:
+            Unsupported: its weights cannot change while it serves.
+            StartupError: the passes cannot be made.
+            MemoryError: there is no room for a further KV cache.
+        """
+        raise Unsupported(f"the weights of {self.about.name} cannot change while it serves")
 
     @abstractmethod
     def measure(self, longest: int) -> None:

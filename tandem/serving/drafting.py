@@ -12,6 +12,7 @@ from tandem.inference.description import Description
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
 from tandem.inference.loading.checkpoint import CheckpointSource
+from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
 from tandem.serving.model import load_decoder, options_of
@@ -27,6 +28,7 @@ def load_models(
     truncation: Truncation,
     beside: Model | None = None,
     ahead: int = 0,
+    learnt: LearntWeights = NOTHING_LEARNT,
 ) -> list[Model]:
     """The decoders and heads that a recipe drafts with, one for each of its checkpoints.
 
@@ -39,8 +41,10 @@ def load_models(
         beside: a target in this process, which verifies the drafts.
         ahead: positions that each sequence has for drafts that are prepared ahead, which are
             branches; 0 where none are.
+        learnt: weights in place of the checkpoint's, where there is one decoder.
 
     Raises:
+        OtherCheckpoint: these were learnt from another one.
         StartupError: one sentence on what is missing or does not fit.
     """
     if not model and any(not checkpoint.path for checkpoint in recipe.checkpoints):
@@ -63,6 +67,7 @@ def load_models(
             settings.dtype,
             adapter=named.adapter,
             part=ModelPart(named.exit, named.skip),
+            learnt=learnt,
         )
         loaded: Model
         if named.head:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
@@ -12,6 +13,9 @@ from tandem.inference.model import Model
 from tandem.profile import Profile
 from tandem.rpc.log_probs import write_given
 from tandem.shaping.grammar import Grammars
+
+if TYPE_CHECKING:
+    from tandem.telemetry.metrics.instruments import Instruments
 
 
 def passes_of(model: Model) -> list[common_pb2.PassTime]:
@@ -59,6 +63,7 @@ class LoadedService:
         write_given(info)
         if self.models:
             info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
+            info.weights_version = self.models[0].about.weights_version
             info.improving = any(model.improving for model in self.models)
             del info.pass_times[:]
             info.pass_times.extend(passes_of(self.models[0]))
@@ -79,6 +84,14 @@ class LoadedService:
     def forget_prefixes(self) -> int:
         """Empty the caches of prefixes; see `Model`."""
         return sum(model.forget_prefixes() for model in self.models)
+
+    def meter(self, instruments: Instruments) -> None:
+        """Have metrics read what only some services have."""
+
+    def close(self) -> None:
+        """End what works beside the engine, which has stopped. Waits."""
+        for model in self.models:
+            model.close()
 
     def improve(self) -> None:
         """Look for faster models, one after the other, and read the tokenizer for grammars, so that

@@ -56,6 +56,7 @@ class EngineMeter:
         engine = loaded.engine
         engine.on_answered, engine.on_step = self.answered, self.stepped
         engine.on_given_back = self.gave_back
+        loaded.meter(instruments)
         admission, watch = engine.admission, instruments.watch
         watch(metrics.SEQUENCES_OPEN, lambda: admission.open_sequences, role)
         watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)

@@ -82,8 +82,7 @@ class EngineServicer(ABC, Generic[M, L]):
             self._improving.cancel()  # it is not waited for; its thread ends with the process
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.engine.stop)
-            for model in self._loaded.models:
-                await asyncio.to_thread(model.close)
+            await asyncio.to_thread(self._loaded.close)
 
 
 def admission_limits(settings: ModelSettings) -> AdmissionLimits:

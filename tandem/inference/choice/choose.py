@@ -165,6 +165,20 @@ def choose_backend(
     return BackendChoice(backend, trial, for_trees, record)
 
 
+def like(before: Backend, model: PreTrainedModel, record: StartRecord | None) -> Backend:
+    """A back end of the same kind for a model with other weights, on a CPU.
+
+    Raises:
+        StartupError: it cannot be made.
+    """
+    assert record is not None
+    way = Candidate(before.engine, before.dtype)
+    backend = _made(way, in_dtype(model, way.dtype), record, before.of_layers)
+    if backend is None:
+        raise StartupError(f"{way} does not compute the new weights")
+    return backend
+
+
 def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Candidate]:
     """Ways to compute a model on a CPU; the first one surely works, or was asked for."""
     engines = ("torch", "openvino") if engine == "auto" else (engine,)

@@ -1,8 +1,8 @@
 """Blocks of a pool that hold computed prefixes, found again by their tokens. Runs on the host only.
 
 A block belongs to a chain: its key is a hash of the key before it and of its own tokens, and the
-first one's key hangs on the salt, among whose texts alone it is shared. The model, with its
-adapter, is in no key: a pool is of one model.
+first one's key hangs on the salt, among whose texts alone it is shared, and on the version of the
+weights. The model, with its adapter, is in no key: a pool is of one model.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ class Blocks:
     """The blocks of a pool that can be found. Those that no sequence holds are kept until their
     room is needed. Not thread-safe: its pool has a lock.
 
+    Attributes:
+        version: of the weights that compute them, where they change while a model serves.
+
     Args:
         size: of a block, in positions.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.version = 0
         self._known: dict[bytes, Block] = {}
         # Without users; the one that was used longest ago first, and behind it those before it in
         # its chain, without which it could not be found.
@@ -51,7 +55,7 @@ class Blocks:
     def along(self, token_ids: Sequence[int], salt: str) -> Iterator[Block]:
         """The blocks of a text's beginning, up to the first one that is not there. The last token
         is in none: it is computed for its row."""
-        key = _root(salt)
+        key = self._root(salt)
         for first in range(0, len(token_ids) - self.size, self.size):
             tokens = _packed(token_ids[first : first + self.size])
             key = _behind(key, tokens)
@@ -75,7 +79,7 @@ class Blocks:
             The block, with one user; and the one that it replaces, if no sequence holds that.
         """
         tokens = _packed(token_ids)
-        key = _behind(before[-1].key if before else _root(salt), tokens)
+        key = _behind(before[-1].key if before else self._root(salt), tokens)
         replaced = self._known.get(key)
         block = self._known[key] = Block(key, tokens, place)
         if replaced is None or replaced.users:
@@ -115,6 +119,10 @@ class Blocks:
         self._kept.clear()
         return kept
 
+    def _root(self, salt: str) -> bytes:
+        version = self.version.to_bytes(8, "little")
+        return blake2b(salt.encode(), digest_size=_KEY_BYTES, key=version, person=b"salt").digest()
+
     @property
     def kept(self) -> Sequence[Block]:
         """Those that no sequence holds, in the order in which they are forgotten."""
@@ -128,10 +136,6 @@ class Blocks:
 
 def _packed(token_ids: Sequence[int]) -> bytes:
     return array("q", token_ids).tobytes()
-
-
-def _root(salt: str) -> bytes:
-    return blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"salt").digest()
 
 
 def _behind(key: bytes, tokens: bytes) -> bytes:

@@ -68,6 +68,11 @@ class SequenceCache:
         """Positions in use: of the trunk, and of branch rows."""
         return self.length + len(self.branches)
 
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that compute it, from its beginning to its end."""
+        return 0 if self.pool is None else self.pool.blocks.version
+
     def slots(self, first: int, count: int) -> Sequence[int]:
         """Where its positions from `first` on are in the pool."""
         if self.table is None:

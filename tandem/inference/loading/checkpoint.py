@@ -13,6 +13,7 @@ from tandem.inference.description import Description, describe
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.adapter import adapter_fingerprint, merge_adapter
 from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, embeddings_for
+from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights, put_in
 from tandem.inference.loading.outline import fingerprints_of_files, read_outline
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
 from tandem.inference.loading.weights import read_model, read_tokenizer
@@ -33,6 +34,7 @@ class CheckpointSource:
         part: what is computed of the model.
         extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
         masks: whether ids without a token of the tokenizer are never drawn, see `masked`.
+        learnt: weights that take the place of the checkpoint's; they are in none of its hashes.
     """
 
     model: str
@@ -42,6 +44,7 @@ class CheckpointSource:
     part: ModelPart = WHOLE
     extra_embeddings: str = ""
     masks: bool = False
+    learnt: LearntWeights = NOTHING_LEARNT
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
     """Read a checkpoint, and change it as its source says.
 
     Raises:
+        OtherCheckpoint: weights were learnt from another one.
         StartupError: what is missing or broken, or does not fit, in one sentence.
     """
     outline = source.device == "meta"
@@ -82,6 +86,9 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
     else:
         hashes = fingerprints(model, about.tokenizer_fingerprint)
     about = replace(about, fingerprint=hashes.model, weights_fingerprint=hashes.weights)
+    if source.learnt != NOTHING_LEARNT:
+        put_in(model, hashes.weights, source.learnt)
+        about = replace(about, weights_version=source.learnt.version)
     if source.masks:
         about = masked(about)
     if source.extra_embeddings:

@@ -39,6 +39,13 @@ class Backends:
         """The back end of new sequences."""
         return self._all[-1]
 
+    @property
+    def serving(self) -> tuple[Backend, ...]:
+        """Those of new sequences: the current one last, before it one for branches, if that is
+        another."""
+        apart = self._for_trees() if self._trees else None
+        return (self.current,) if apart in (None, self.current) else (apart, self.current)
+
     def succeed(self, successor: Backend) -> None:
         """Make another back end the current one. From any thread."""
         with self._lock:

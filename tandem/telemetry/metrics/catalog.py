@@ -264,6 +264,36 @@ KV_LONGEST = Metric(
     ("role",),
     roles=_MODELS,
 )
+WEIGHTS_VERSION = Metric(
+    "tandem.weights.version",
+    MetricKind.GAUGE,
+    "{version}",
+    "How often the weights of new sequences changed while a drafter with ONLINE served; 0 are those"
+    " of its checkpoint",
+    ("role",),
+    roles=(DRAFTER,),
+)
+LEARNING_TEXTS = Metric(
+    "tandem.learning.texts",
+    MetricKind.GAUGE,
+    "{text}",
+    "Texts that a drafter with ONLINE keeps to learn from",
+    ("role",),
+    roles=(DRAFTER,),
+)
+# Of weights that are served and weights in training with the target's rows; and of the latter with
+# the first weights' rows on home texts.
+OVERLAPS = ("served", "trained", "home")
+LEARNING_OVERLAP = Metric(
+    "tandem.learning.overlap",
+    MetricKind.GAUGE,
+    "1",
+    "Newest measurement on texts that are held out: probability that a drafted token is accepted at"
+    " temperature 1 (α) with weights that are served or trained, and on home texts (home) the same"
+    " of trained weights with the first ones as the target",
+    ("role", "weights"),
+    roles=(DRAFTER,),
+)
 SEQUENCES_GIVEN_BACK = Metric(
     "tandem.sequences.given_back",
     MetricKind.COUNTER,
@@ -324,6 +354,9 @@ METRICS = (
     KV_POSITIONS,
     KV_PROMISED,
     KV_LONGEST,
+    WEIGHTS_VERSION,
+    LEARNING_TEXTS,
+    LEARNING_OVERLAP,
     SEQUENCES_GIVEN_BACK,
     PREFIX_CACHE_QUERIES,
     PREFIX_CACHE_HITS,

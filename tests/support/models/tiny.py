@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.ahead.prepare import Ahead, room_for
@@ -60,6 +65,16 @@ def random_llama(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
         tie_word_embeddings=False,
     )
     return LlamaForCausalLM(config)
+
+
+def noisy(model: Path, share: float, seed: int) -> PreTrainedModel:
+    """Other weights near those of a checkpoint."""
+    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in found.parameters():
+            weight.add_(torch.randn_like(weight) * weight.std() * share)
+    return found
 
 
 def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> Path:

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from tandem.distillation import divergences, drafters, run, trainer
-from tandem.distillation.files import alone
 from tandem.distillation.held_out import Figures, HeldOut
 from tandem.distillation.plan import Distillation
 from tandem.distillation.run import TrainingProgress, distill
 from tandem.errors import EngineFailure, StartupError
+from tandem.whole_files import alone
 from tests.support.distilling import save_spelling
 
 _CELLS = pytest.mark.campaign(

@@ -56,6 +56,6 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StartupError(
-                f"another run is at work in {folder}: wait for it, or end it"
+                f"another process is at work in {folder}: wait for it, or end it"
             ) from None
         yield

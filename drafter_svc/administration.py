@@ -1,0 +1,78 @@
+"""LearningService: what an administrator sees and does of a drafter that learns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
+from tandem.errors import Unsupported
+from tandem.online.learning import Learning
+from tandem.rpc.server import GrpcService
+from tandem.rpc.status import status_boundary
+
+
+class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
+    """See learning.proto.
+
+    Args:
+        learning: of the drafter; None where it does not learn.
+    """
+
+    def __init__(self, learning: Callable[[], Learning | None]) -> None:
+        self._learning = learning
+
+    def _own(self) -> Learning:
+        own = self._learning()
+        if own is None:
+            raise Unsupported("this drafter does not learn: its ONLINE is 0")
+        return own
+
+    async def GetLearning(
+        self, request: learning_pb2.GetLearningRequest, context: Any
+    ) -> learning_pb2.GetLearningResponse:
+        """See learning.proto."""
+        async with status_boundary(context):
+            own = self._own()
+            status = own.status
+            return learning_pb2.GetLearningResponse(
+                weights_version=status.version,
+                frozen=status.frozen,
+                training=status.training,
+                problem=status.problem,
+                kept_texts=status.kept_texts,
+                held_texts=status.held_texts,
+                held_bytes=await asyncio.to_thread(lambda: own.replay.bytes),
+                steps=status.steps,
+                updates=status.updates,
+                turned_down=status.turned_down,
+                overlap=learning_pb2.GetLearningResponse.Overlap(**status.overlap),
+            )
+
+    async def ResetLearning(
+        self, request: learning_pb2.ResetLearningRequest, context: Any
+    ) -> learning_pb2.ResetLearningResponse:
+        """See learning.proto."""
+        async with status_boundary(context):
+            version = await asyncio.to_thread(self._own().reset)
+            return learning_pb2.ResetLearningResponse(weights_version=version)
+
+    async def FreezeLearning(
+        self, request: learning_pb2.FreezeLearningRequest, context: Any
+    ) -> learning_pb2.FreezeLearningResponse:
+        """See learning.proto."""
+        async with status_boundary(context):
+            own = self._own()
+            await asyncio.to_thread(lambda: own.freeze(frozen=request.frozen))
+            return learning_pb2.FreezeLearningResponse()
+
+
+def learning_service(learning: Callable[[], Learning | None]) -> GrpcService:
+    """The service as the admin port answers it."""
+    servicer = LearningServicer(learning)
+    return GrpcService(
+        "tandem.drafter.v1.LearningService",
+        lambda server: learning_pb2_grpc.add_LearningServiceServicer_to_server(servicer, server),
+        (),
+    )

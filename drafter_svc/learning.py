@@ -1,0 +1,78 @@
+"""How a drafter that learns is put together: its folder, its trainer's order, its new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drafter_svc.settings import DrafterSettings
+from tandem.drafting.drafter import Recipe
+from tandem.errors import StartupError
+from tandem.online.learning import Learning
+from tandem.online.order import Order
+from tandem.online.state import StateFolder
+from tandem.settings import MIB
+
+if TYPE_CHECKING:
+    from tandem.inference.model import Model
+
+_HOUR = 3600.0
+
+
+def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
+    """The folder of what is learnt; None where nothing is.
+
+    Raises:
+        StartupError: this drafter cannot learn, or its folder is missing, another's or broken.
+    """
+    if not settings.online:
+        return None
+    if len(recipe.checkpoints) != 1 or recipe.checkpoints[0].head:
+        raise StartupError(
+            f"ONLINE: the method {recipe.method} does not learn; one with a single decoder does,"
+            " such as model or tree. Set ONLINE=0"
+        )
+    if settings.online_folder is None:
+        raise StartupError("ONLINE needs ONLINE_FOLDER, a folder for what is learnt")
+    if settings.device != "cpu":
+        raise StartupError(
+            f"ONLINE: a drafter on {settings.device} does not learn, since its passes are captured"
+            " with their weights. Set DEVICE=cpu, or ONLINE=0"
+        )
+    return StateFolder(settings.online_folder)
+
+
+def learning_of(
+    settings: DrafterSettings, recipe: Recipe, folder: StateFolder, model: Model
+) -> Learning:
+    """What learns beside a loaded model, not begun."""
+    from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
+    from tandem.inference.loading.learnt_weights import LearntWeights
+    from tandem.inference.loading.partial import ModelPart
+
+    named = recipe.checkpoints[0]
+    part = ModelPart(named.exit, named.skip)
+    source = CheckpointSource(
+        named.path or settings.model, settings.device, settings.dtype, named.adapter, part
+    )
+
+    def renew(version: int, weights: Path | None) -> Callable[[], None]:
+        path = "" if weights is None else str(weights)
+        learnt = LearntWeights(version, path, model.about.weights_fingerprint)
+        return model.renewed(read_checkpoint(replace(source, learnt=learnt)))
+
+    folder.know(model.about.weights_fingerprint)
+    order = Order(
+        model=source.model,
+        adapter=named.adapter,
+        exit=named.exit,
+        skip=named.skip,
+        folder=str(folder.path),
+        home=settings.online_home,
+        seconds=settings.online,
+        most_bytes=settings.online_mib * MIB,
+        most_seconds=settings.online_hours * _HOUR,
+    )
+    return Learning(folder, order, renew)

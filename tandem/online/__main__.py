@@ -1,0 +1,75 @@
+"""python -m tandem.online ORDER: the trainer, a process of its own that a drafter starts.
+
+It ends when its standard input does, and so with its drafter, however that ended. What it has to
+say are lines of JSON on its standard output: {"ready": true}, {"problem": sentence}, and
+{"measured": {...}, "fault": sentence, "offer": file}, where new weights are offered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tandem.online.budget import Budget, yield_to_all
+from tandem.online.order import Order
+
+# How long a trainer without enough texts waits before it looks again.
+_IDLE_SECONDS = 1.0
+
+
+def main() -> None:
+    """Train until the drafter is gone."""
+    threading.Thread(target=_end_with_the_drafter, daemon=True).start()
+    yield_to_all()
+    order = Order(**json.loads(sys.argv[1]))
+    try:
+        train(order, _tell, Budget(order.seconds).wait, lambda: time.sleep(_IDLE_SECONDS))
+    except Exception as error:
+        _tell({"problem": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def train(order: Order, tell: Any, rest: Any, idle: Any) -> None:
+    """See `OnlineTraining`."""
+    import torch
+
+    from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
+    from tandem.inference.loading.learnt_weights import load_weights
+    from tandem.inference.loading.partial import ModelPart
+    from tandem.online.home import home_texts
+    from tandem.online.learner import LENGTH, Learner
+    from tandem.online.replay import Replay
+    from tandem.online.training import OnlineTraining
+
+    torch.set_num_threads(1)
+    part = ModelPart(order.exit, order.skip)
+    source = CheckpointSource(order.model, dtype="float32", adapter=order.adapter, part=part)
+    first, model = (read_checkpoint(source).model.eval() for _ in range(2))
+    if order.weights:
+        load_weights(model, Path(order.weights))
+    folder = Path(order.folder)
+    length = min(LENGTH, model.config.get_text_config().max_position_embeddings - 1)
+    home = home_texts(order.home, order.model, first, length, folder / "home.safetensors")
+    replay = Replay(folder / "replay", order.most_bytes, order.most_seconds)
+    tell({"ready": True})
+    learner = Learner(model, first, home)
+    OnlineTraining(learner, replay, folder / "offers", tell, rest, idle, order.seed).go()
+
+
+def _tell(said: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_the_drafter() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

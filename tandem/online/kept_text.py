@@ -1,0 +1,125 @@
+"""A text that was drafted for, and what its target said of it. Without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
+
+# Likeliest tokens of a row that are told and kept. Of the embedded pair they have 0.99 of it.
+TOP = 64
+# Rows of a text that are kept, of the rejected places first: 1 MiB.
+_MOST_ROWS = 2048
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class KeptText:
+    """A text, and the target's rows at some of its places.
+
+    Attributes:
+        token_ids: [n] int32, prompt and emitted tokens.
+        places: [m] int32, ascending: the token behind which each row stands; below n - 1.
+        ids: [m, TOP] int32, the likeliest tokens.
+        weights: [m, TOP] uint16, theirs relative to the likeliest; 0 where a row has fewer.
+        rejected: [m] bool, where a drafted token was not kept.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    places: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.uint16]
+    rejected: npt.NDArray[np.bool_]
+
+
+def wish_of(wanted: FeedbackWanted) -> FeedbackWanted:
+    """What a drafter wants to be told that learns too."""
+    return replace(wanted, top=TOP)
+
+
+@dataclass
+class HeardText:
+    """What is heard of a sequence, round by round. Event loop.
+
+    Attributes:
+        token_ids: of the text so far.
+    """
+
+    token_ids: list[int]
+    _rows: list[tuple[int, Row, bool]] = field(default_factory=list)
+
+    def hear(self, emitted: Sequence[int], told: Sequence[Feedback], depth: int) -> None:
+        """A step came.
+
+        Args:
+            emitted: tokens since the last step.
+            told: of the target's passes since then.
+            depth: of the last draft, in tokens of its longest path.
+        """
+        first = len(self.token_ids) - 1
+        self.token_ids += emitted
+        rows = list(((told[-1].predicted or {}) if told else {}).values())
+        # Otherwise other rounds came in between, or a row was not finite.
+        if len(rows) == len(emitted) <= depth + 1:
+            rejected = len(emitted) <= depth
+            for number, row in enumerate(rows):
+                self._rows.append((first + number, row, rejected and number == len(rows) - 1))
+
+    @property
+    def kept(self) -> KeptText | None:
+        """What there is to keep; None for nothing."""
+        if not self._rows:
+            return None
+        most = sorted(self._rows, key=lambda each: not each[2])[:_MOST_ROWS]
+        rows = sorted(most, key=lambda each: each[0])
+        ids = np.zeros((len(rows), TOP), np.int32)
+        weights = np.zeros((len(rows), TOP), np.uint16)
+        for at, (_, row, _) in enumerate(rows):
+            size = min(len(row.ids), TOP)
+            ids[at, :size], weights[at, :size] = row.ids[:size], row.weights[:size]
+        return KeptText(
+            np.array(self.token_ids, np.int32),
+            np.array([place for place, _, _ in rows], np.int32),
+            ids,
+            weights,
+            np.array([rejected for _, _, rejected in rows], np.bool_),
+        )
+
+
+def packed(texts: Sequence[KeptText]) -> dict[str, npt.NDArray[Any]]:
+    """Texts as arrays."""
+    return {
+        "tokens": np.array([len(each.token_ids) for each in texts], np.int32),
+        "rows": np.array([len(each.places) for each in texts], np.int32),
+        **{
+            name: np.concatenate([getattr(each, name) for each in texts])
+            for name in ("token_ids", "places", "ids", "weights")
+        },
+        "rejected": np.concatenate([each.rejected for each in texts]).astype(np.uint8),
+    }
+
+
+def unpacked(arrays: Mapping[str, npt.NDArray[Any]]) -> list[KeptText]:
+    """Texts from arrays.
+
+    Raises:
+        ValueError, KeyError: they are none.
+    """
+    tokens, rows = (np.cumsum(arrays[name])[:-1] for name in ("tokens", "rows"))
+    parts = [
+        np.split(arrays["token_ids"], tokens),
+        *(np.split(arrays[name], rows) for name in ("places", "ids", "weights")),
+        np.split(arrays["rejected"].astype(np.bool_), rows),
+    ]
+    return [KeptText(*each) for each in zip(*parts, strict=True)]
+
+
+def is_held_out(text: KeptText) -> bool:
+    """Whether a text is measured on, and never learnt from: one of eight, the same in every
+    process."""
+    return blake2b(text.token_ids.tobytes(), digest_size=1).digest()[0] % 8 == 0

@@ -1,0 +1,133 @@
+"""A drafter that learns, as processes: what is killed, and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from safetensors.numpy import load_file
+
+from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.processes.services import Trio, generation, trio
+from tests.support.waiting import wait_until
+
+_KILLS = 200
+
+
+@contextmanager
+def learning(folder: Path, pair: tuple[Path, Path]) -> Iterator[Trio]:
+    drafter = {
+        "MODEL": str(pair[0]),
+        "ONLINE": "60",
+        "ONLINE_FOLDER": str(folder / "state"),
+        "ADMIN_LISTEN": "127.0.0.1:0",
+    }
+    with trio(folder, drafter=drafter, target={"MODEL": str(pair[1])}) as found:
+        yield found
+
+
+def status(services: Trio) -> learning_pb2.GetLearningResponse:
+    address = services.stack.further_addresses("ADMIN_LISTEN")["drafter"]
+    with grpc.insecure_channel(address) as channel:
+        stub = learning_pb2_grpc.LearningServiceStub(channel)
+        return stub.GetLearning(learning_pb2.GetLearningRequest(), timeout=30)
+
+
+def trainers(folder: Path) -> list[int]:
+    """Processes that train for a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if b"tandem.online" in command and str(folder).encode() in command:
+                    found.append(int(entry.name))
+    return found
+
+
+def readable(folder: Path) -> int:
+    """The version of a state, whose weights are whole."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+    except FileNotFoundError:
+        return 0
+    if state["weights"]:
+        assert load_file(folder / "weights" / state["weights"])
+    for path in (folder / "replay").glob("*.safetensors"):
+        with suppress(FileNotFoundError):  # it was too old
+            load_file(path)
+    return int(state["version"])
+
+
+def text(services: Trio, seed: int) -> pb.CompleteResponse:
+    message = generation([1 + seed % 4, 2], max_new_tokens=40, gamma=4)
+    message.sampling.seed = seed
+    with services.client() as stub:
+        return stub.Complete(pb.CompleteRequest(generation=message), timeout=60)
+
+
+def test_a_trainer_learns_and_ends_with_its_drafter(
+    near_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    with learning(tmp_path, near_pair) as services:
+        for seed in range(48):
+            assert not text(services, seed).summary.drafter_lost
+        wait_until(lambda: status(services).steps >= 25)
+        told = status(services)
+        assert told.training
+        assert told.kept_texts == told.held_texts == 48
+        assert 0 < told.overlap.served <= 1
+        (pid,) = trainers(folder)
+        os.kill(services.drafter.id, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    readable(folder)
+
+
+@pytest.mark.campaign(
+    "A state on disk that is whole whenever its processes are killed",
+    "tests/unit/online/test_state.py, test_a_trainer_learns_and_ends_with_its_drafter",
+)
+def test_kills_at_any_moment_break_nothing(near_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of trainer and drafter, under texts; the drafter each tenth time, whose start takes long."""
+    folder, numbers = tmp_path / "state", random.Random(1)
+    with learning(tmp_path, near_pair) as services:
+        stopping, seeds = threading.Event(), iter(range(1 << 30))
+
+        def write() -> None:
+            while not stopping.is_set():
+                assert text(services, next(seeds)).summary.new_tokens == 40
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        before = 0
+        try:
+            for kill in range(_KILLS):
+                time.sleep(numbers.uniform(0, 4))
+                assert writing.is_alive(), "a text failed"
+                if kill % 10 == 9:
+                    os.kill(services.drafter.id, signal.SIGKILL)
+                    wait_until(lambda: services.drafter.exit_code is not None)
+                    version = readable(folder)
+                    services.stack.restart("drafter")
+                else:
+                    for pid in trainers(folder):
+                        os.kill(pid, signal.SIGKILL)
+                    version = readable(folder)
+                assert version >= before
+                before = version
+        finally:
+            stopping.set()
+            writing.join()
+        assert text(services, 0).summary.new_tokens == 40
+        assert before > 0, "nothing was learnt, and so nothing was tried"

@@ -1,0 +1,82 @@
+"""What a drafter hears of a text, and what of it is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tandem.online.kept_text import TOP, HeardText, KeptText, is_held_out, packed, unpacked, wish_of
+from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted, Row
+
+
+def row(*ids: int) -> Row:
+    return Row(np.array(ids, np.uint32), np.arange(len(ids), 0, -1).astype(np.uint16))
+
+
+def told(round_: int, *rows: Row) -> list[Feedback]:
+    return [Feedback(round_, predicted=dict(enumerate(rows)))]
+
+
+def heard_text(*steps: tuple[list[int], list[Feedback], int]) -> KeptText | None:
+    text = HeardText([5, 6, 7])
+    for step in steps:
+        text.hear(*step)
+    return text.kept
+
+
+def test_each_row_stands_behind_the_token_that_it_follows() -> None:
+    kept = heard_text(
+        ([8], [], 0),  # the prefill's token: nothing was drafted
+        ([1, 2, 3], told(1, row(1, 9), row(2), row(3, 4, 5)), 3),  # two of three drafted were kept
+        ([4, 5], told(2, row(4), row(5)), 1),  # the one that was drafted was kept
+    )
+    assert kept is not None
+    assert kept.token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 4, 5]
+    assert kept.places.tolist() == [3, 4, 5, 6, 7]
+    # A row says the token behind its place.
+    assert kept.ids[:, 0].tolist() == kept.token_ids[kept.places + 1].tolist()
+    assert kept.ids[2, :4].tolist() == [3, 4, 5, 0]
+    assert kept.weights[2, :4].tolist() == [3, 2, 1, 0]
+    assert kept.rejected.tolist() == [False, False, True, False, False]
+
+
+def test_what_does_not_fit_its_tokens_is_not_kept() -> None:
+    assert heard_text(([8], [], 0), ([1, 2], [], 4)) is None  # a target that tells nothing
+    # Rounds without a draft came in between, or a row was not finite.
+    assert heard_text(([1, 2, 3], told(1, row(1)), 4)) is None
+    # More came than was drafted.
+    assert heard_text(([1, 2, 3], told(1, row(1), row(2), row(3)), 1)) is None
+    assert heard_text(([1], [Feedback(1)], 4)) is None
+
+
+def test_of_a_long_text_rejected_places_are_kept_first() -> None:
+    drafted = told(1, row(1), row(2))
+    steps = [([1, 2], drafted, 1 if number % 3 else 2) for number in range(1500)]
+    kept = heard_text(*steps)
+    assert kept is not None
+    assert len(kept.places) == 2048
+    assert kept.rejected.sum() == 500
+    assert (np.diff(kept.places) > 0).all()
+
+
+def test_texts_are_the_same_behind_a_file() -> None:
+    one = heard_text(([1, 2], told(1, row(1), row(2, 7)), 4))
+    other = heard_text(([3], told(1, row(3, 4)), 2), ([4], told(2, row(4)), 1))
+    assert one is not None
+    assert other is not None
+    for before, after in zip((one, other), unpacked(packed([one, other])), strict=True):
+        for name in KeptText.__slots__:
+            assert np.array_equal(getattr(before, name), getattr(after, name)), name
+
+
+def test_one_text_of_eight_is_held_out() -> None:
+    texts = [
+        KeptText(np.array([number], np.int32), *[np.zeros(0)] * 4)  # type: ignore[arg-type]
+        for number in range(4000)
+    ]
+    assert 400 < sum(map(is_held_out, texts)) < 600
+
+
+def test_the_wish_is_one_of_rows_beside_its_own() -> None:
+    states = FeedbackWanted((3,), 64)
+    assert wish_of(NO_FEEDBACK) == FeedbackWanted(top=TOP)
+    assert wish_of(states) == FeedbackWanted((3,), 64, top=TOP)

@@ -1,0 +1,258 @@
+"""What a drafter does beside serving: it writes texts, minds the trainer, takes its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.errors import Unavailable
+from tandem.online.learning import Learning
+from tandem.online.order import Order
+from tandem.online.state import StateFolder
+from tests.support.waiting import wait_until
+from tests.unit.online.test_replay import text
+
+MEASURED = {"served": 0.6, "trained": 0.65, "error": 0.01, "surprise": 0.0, "home": 0.97}
+
+
+class FakeTrainer:
+    """A trainer's process that says what a test has it say."""
+
+    def __init__(self, order: Order, said: Callable[..., None], ended: Callable[..., None]) -> None:
+        self.order, self._said, self._ended = order, said, ended
+        self.killed = False
+
+    def offer(self, content: bytes = b"weights") -> None:
+        path = Path(self.order.folder) / "offers" / "offer-0001.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        self.say({"measured": {**MEASURED, "steps": 25}, "fault": "", "offer": path.name})
+
+    def say(self, said: dict[str, Any]) -> None:
+        self._said(self, said)
+
+    def die(self) -> None:
+        self._ended(self, "the trainer ended with -9")
+
+    def end(self) -> None:
+        self.killed = True
+        self._ended(self, "the trainer ended with -9")
+
+
+class Drafter:
+    """What learns, with its trainers, its clock and the weights that it serves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 0.0
+        self.served: list[tuple[int, bytes]] = []
+        self.trainers: list[FakeTrainer] = []
+        self.fault: Exception | None = None
+        self.learning = self.open()
+
+    def open(self) -> Learning:
+        order = Order(
+            model="m", folder=str(self.folder), seconds=1, most_bytes=1 << 20, most_seconds=60
+        )
+        return Learning(StateFolder(self.folder), order, self.renew, self.start, lambda: self.now)
+
+    def start(self, *args: Any) -> Any:
+        if self.fault is not None and isinstance(self.fault, OSError):
+            raise self.fault
+        self.trainers.append(FakeTrainer(*args))
+        return self.trainers[-1]
+
+    def renew(self, version: int, weights: Path | None) -> Callable[[], None]:
+        if self.fault is not None:
+            raise self.fault
+        content = b"" if weights is None else weights.read_bytes()
+        return lambda: self.served.append((version, content))
+
+    @property
+    def trainer(self) -> FakeTrainer:
+        return self.trainers[-1]
+
+    def has_trainers(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.trainers) == count and self.learning.status.training
+
+
+@pytest.fixture
+def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drafter]:
+    monkeypatch.setattr("tandem.online.learning._TICK_SECONDS", 0.005)
+    found = Drafter(tmp_path / "state")
+    found.learning.begin()
+    wait_until(found.has_trainers(1))
+    yield found
+    found.learning.close()
+
+
+def test_texts_are_written_together(drafter: Drafter) -> None:
+    for number in range(8):
+        drafter.learning.keep(text(number))
+    wait_until(lambda: drafter.learning.status.kept_texts == 8)
+    assert [file.texts for file in drafter.learning.replay.files()] == [8]
+    drafter.learning.keep(text(8))
+    drafter.now += 5  # nothing else comes
+    wait_until(lambda: drafter.learning.status.held_texts == 9)
+
+
+def test_a_text_that_waits_is_written_at_the_end(drafter: Drafter) -> None:
+    drafter.learning.keep(text(1))
+    drafter.learning.close()
+    assert [file.texts for file in drafter.learning.replay.files()] == [1]
+
+
+def test_weights_that_are_offered_are_served(drafter: Drafter) -> None:
+    drafter.trainer.offer(b"better")
+    wait_until(lambda: drafter.learning.status.version == 1)
+    assert drafter.served == [(1, b"better")]
+    status = drafter.learning.status
+    assert (status.updates, status.turned_down, status.steps) == (1, 0, 25)
+    assert status.overlap == {"served": 0.6, "trained": 0.65, "home": 0.97}
+    drafter.learning.close()
+    again = drafter.open()
+    assert (again.status.version, again.status.updates) == (1, 1)
+    again.close()
+
+
+def test_weights_that_are_turned_down_are_not(drafter: Drafter) -> None:
+    drafter.trainer.say({"measured": {**MEASURED, "steps": 25}, "fault": "nothing gained"})
+    wait_until(lambda: drafter.learning.status.turned_down == 1)
+    assert drafter.served == []
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no room"), ValueError("broken")])
+def test_weights_that_cannot_be_taken_leave_those_that_serve(
+    drafter: Drafter, fault: Exception
+) -> None:
+    """The trainer holds them for served, so another one begins with what is."""
+    drafter.fault = fault
+    drafter.trainer.offer()
+    wait_until(lambda: "not taken" in drafter.learning.status.problem)
+    assert drafter.trainer.killed
+    drafter.fault = None
+    drafter.now += 1
+    wait_until(drafter.has_trainers(2))
+    drafter.trainer.offer(b"next")
+    wait_until(lambda: drafter.learning.status.version == 1)
+    assert drafter.served == [(1, b"next")]
+
+
+def test_a_trainer_that_dies_is_started_again_later_and_later(drafter: Drafter) -> None:
+    for count, pause in enumerate((1, 2, 4, 8), 1):
+        drafter.trainer.die()
+        wait_until(lambda: "ended with -9" in drafter.learning.status.problem)
+        wait_until(lambda: not drafter.learning.status.training)
+        drafter.now += pause - 0.01
+        drafter.learning.freeze(frozen=False)  # the thread has looked
+        assert len(drafter.trainers) == count
+        drafter.now += 0.02
+        wait_until(drafter.has_trainers(count + 1))
+    drafter.trainer.say({"measured": {**MEASURED, "steps": 25}, "fault": "nothing gained"})
+    wait_until(lambda: drafter.learning.status.problem == "")
+    drafter.trainer.die()
+    wait_until(lambda: not drafter.learning.status.training)
+    drafter.now += 1.01  # it had worked
+    wait_until(drafter.has_trainers(6))
+
+
+def test_a_system_that_starts_no_process_is_said(tmp_path: Path) -> None:
+    found = Drafter(tmp_path / "state")
+    found.fault = OSError(11, "Resource temporarily unavailable")
+    found.learning.begin()
+    wait_until(lambda: "cannot be started" in found.learning.status.problem)
+    found.learning.close()
+
+
+def test_what_is_frozen_keeps_nothing_and_trains_nothing(drafter: Drafter) -> None:
+    drafter.learning.freeze(frozen=True)
+    assert drafter.trainer.killed
+    drafter.learning.keep(text(1))
+    drafter.now += 100
+    drafter.learning.freeze(frozen=True)
+    assert (drafter.learning.status.frozen, drafter.learning.status.training) == (True, False)
+    drafter.learning.close()
+    assert drafter.learning.replay.files() == []
+    drafter.learning = drafter.open()  # also behind a restart
+    drafter.learning.begin()
+    drafter.learning.freeze(frozen=True)
+    assert len(drafter.trainers) == 1
+    drafter.learning.freeze(frozen=False)
+    wait_until(drafter.has_trainers(2))
+
+
+def test_a_reset_forgets_all(drafter: Drafter) -> None:
+    drafter.trainer.offer(b"better")
+    wait_until(lambda: drafter.learning.status.version == 1)
+    for number in range(8):
+        drafter.learning.keep(text(number))
+    wait_until(lambda: drafter.learning.status.held_texts == 8)
+    assert drafter.learning.reset() == 2
+    assert drafter.served == [(1, b"better"), (2, b"")]
+    assert drafter.learning.replay.files() == []
+    assert drafter.learning.status.held_texts == 0
+    wait_until(drafter.has_trainers(2))
+    assert drafter.trainer.order.weights == ""
+    # What the trainer before it had still to say is of no use.
+    drafter.trainers[0].offer(b"late")
+    drafter.learning.freeze(frozen=False)
+    assert drafter.learning.status.version == 2
+
+
+def test_a_reset_that_fails_changes_nothing(drafter: Drafter) -> None:
+    drafter.fault = MemoryError("no room")
+    with pytest.raises(MemoryError):
+        drafter.learning.reset()
+    assert drafter.learning.status.version == 0
+    assert drafter.learning.status.training
+
+
+def test_a_full_disk_is_said_and_serving_goes_on(
+    drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tandem.online.replay.save_file", full)
+        for number in range(8):
+            drafter.learning.keep(text(number))
+        wait_until(lambda: "No space left" in drafter.learning.status.problem)
+    for number in range(8):
+        drafter.learning.keep(text(number))
+    wait_until(lambda: drafter.learning.status.kept_texts == 8)
+
+
+def test_texts_that_come_faster_than_they_are_written_are_dropped(tmp_path: Path) -> None:
+    found = Drafter(tmp_path / "state")
+    for number in range(1000):  # its thread is not there yet
+        found.learning.keep(text(number))
+    found.learning.begin()
+    wait_until(lambda: found.learning.status.kept_texts == 256)
+    first = found.learning.replay.read(found.learning.replay.files()[0])[0]
+    assert first.token_ids[0] == 1000 - 256
+    found.learning.close()
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.online.state._writable", lambda path: False)
+    found = Drafter(tmp_path / "state")
+    found.learning.begin()
+    assert "cannot be written" in found.learning.status.problem
+    found.learning.keep(text(1))
+    found.learning.close()
+    assert found.trainers == []
+    assert not (tmp_path / "state" / "replay").exists()
+
+
+def test_a_drafter_that_stops_takes_no_orders(drafter: Drafter) -> None:
+    drafter.learning.close()
+    with pytest.raises(Unavailable):
+        drafter.learning.reset()
+    drafter.learning.begin()  # what was loading meanwhile
+    assert drafter.trainer.killed
