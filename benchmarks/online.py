@@ -247,7 +247,9 @@ def main() -> None:
             console.print(f"{options.texts} texts in {options.minutes:g} minutes")
             accepted = asyncio.run(learn(address, prompts, folder, kept, options))
             console.print("what it costs")
-            turns = asyncio.run(cost(address, stack.further_addresses("ADMIN_LISTEN")["drafter"], prompts))
+            turns = asyncio.run(
+                cost(address, stack.further_addresses("ADMIN_LISTEN")["drafter"], prompts)
+            )
         versions = measured(kept, pair, fresh, home)
     ratios = [turn["learning"] / turn["frozen"] for turn in turns]
     rows = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
-from tandem.errors import Unsupported
+from tandem.errors import Exhausted, StartupError, Unsupported
 from tandem.online.learning import Learning
 from tandem.rpc.server import GrpcService
 from tandem.rpc.status import status_boundary
@@ -47,7 +48,9 @@ class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
                 steps=status.steps,
                 updates=status.updates,
                 turned_down=status.turned_down,
-                overlap=learning_pb2.GetLearningResponse.Overlap(**status.overlap),
+                overlap=learning_pb2.GetLearningResponse.Overlap(
+                    **status.overlap, forgotten=status.forgotten
+                ),
             )
 
     async def ResetLearning(
@@ -55,7 +58,9 @@ class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
     ) -> learning_pb2.ResetLearningResponse:
         """See learning.proto."""
         async with status_boundary(context):
-            version = await asyncio.to_thread(self._own().reset)
+            own = self._own()
+            with _said():
+                version = await asyncio.to_thread(own.reset)
             return learning_pb2.ResetLearningResponse(weights_version=version)
 
     async def FreezeLearning(
@@ -64,8 +69,22 @@ class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
         """See learning.proto."""
         async with status_boundary(context):
             own = self._own()
-            await asyncio.to_thread(lambda: own.freeze(frozen=request.frozen))
+            with _said():
+                await asyncio.to_thread(lambda: own.freeze(frozen=request.frozen))
             return learning_pb2.FreezeLearningResponse()
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """What stands in the way of an administrator's call, in its own words.
+
+    Raises:
+        Exhausted: in place of errors of the disk and of memory.
+    """
+    try:
+        yield
+    except (OSError, MemoryError, StartupError) as error:
+        raise Exhausted(str(error)) from error
 
 
 def learning_service(learning: Callable[[], Learning | None]) -> GrpcService:

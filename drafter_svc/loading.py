@@ -64,9 +64,11 @@ class LoadedDrafter(LoadedService):
 
     def improve(self) -> None:
         """See `LoadedService`; behind it weights may change."""
-        super().improve()
-        if self.learning is not None:
-            self.learning.begin()
+        try:
+            super().improve()
+        finally:
+            if self.learning is not None:
+                self.learning.begin()
 
     def meter(self, instruments: Instruments) -> None:
         """See `LoadedService`."""
@@ -94,10 +96,15 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
     """
     recipe = recipe_of(settings)
     folder = state_of(settings, recipe)
-    if recipe.checkpoints:
-        loaded = _with_models(settings, recipe, folder)
-    else:
-        loaded = _alone(settings, recipe)
+    try:
+        if recipe.checkpoints:
+            loaded = _with_models(settings, recipe, folder)
+        else:
+            loaded = _alone(settings, recipe)
+    except BaseException:
+        if folder is not None:
+            folder.close()
+        raise
     wanted = loaded.drafter.traits.feedback
     if wanted.layers:
         loaded.info.hidden_size = wanted.hidden_size
@@ -121,10 +128,8 @@ def _with_models(
     else:
         models = _learnt(folder, settings, lambda learnt: load_models(*named, None, room, learnt))
     drafter = drafter_of(recipe, models, truncation)
-    learning = None
     if folder is not None:
-        learning = learning_of(settings, recipe, folder, models[0])
-        wanted = wish_of(drafter.traits.feedback)
+        wanted = wish_of(drafter.traits.feedback, recipe.method)
         drafter.traits = replace(drafter.traits, feedback=wanted)
     require_its_vocabulary(drafter, models[0].about)
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:], drafter))
@@ -150,7 +155,7 @@ def _with_models(
             ahead,
             min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
         ),
-        learning=learning,
+        learning=None if folder is None else learning_of(settings, recipe, folder, models[0]),
     )
 
 

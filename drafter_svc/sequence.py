@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +18,8 @@ from tandem.drafting.drafter import Drafter, DraftSequence, go_on
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
-from tandem.online.kept_text import HeardText, KeptText
+from tandem.online.kept_text import HeardText
+from tandem.online.learning import Learning
 from tandem.rpc import messages
 from tandem.rpc.feedback import Listener, feedback_from
 from tandem.rpc.streams.sequence import Progress, StepReply
@@ -43,7 +44,7 @@ class DraftedSequence(
         grammars: for texts that keep to one.
         limits: of what is prepared ahead.
         shares: whether sequences share computed prefixes.
-        keep: takes what is heard of a text that may be learnt from; None where nothing is learnt.
+        learning: from texts; None where nothing is learnt.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class DraftedSequence(
         limits: AheadLimits = NOTHING_AHEAD,
         *,
         shares: bool = True,
-        keep: Callable[[KeptText], None] | None = None,
+        learning: Learning | None = None,
     ) -> None:
         super().__init__(engine, info, shares)
-        self._keep, self._heard = keep, HeardText([])
+        self._learning = learning
+        self._heard: HeardText | None = None
         self._drafter, self._traits = drafter, drafter.traits
         self._grammars = grammars
         self._limits = limits
@@ -90,9 +92,9 @@ class DraftedSequence(
             token_ids, sampling, request.target_vocab_size, self._traits.largest_tree
         )
         sequence.salt = self._salt
-        if request.cache_salt or (request.HasField("learn") and not request.learn):
-            self._keep = None
-        self._heard.token_ids += token_ids
+        kept = not request.cache_salt and (request.learn or not request.HasField("learn"))
+        if self._learning is not None and kept:
+            self._heard = self._learning.listen(token_ids)
         shaping = sampling.shaping
         if shaping and self._draws:
             if shaping.grammar and not await asyncio.to_thread(lambda: self._grammars.exist):
@@ -147,7 +149,7 @@ class DraftedSequence(
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
         feedback = self._feedback(request, sequence, self._progress.length + len(emitted))
-        if self._keep is not None:
+        if self._heard is not None:
             self._heard.hear(emitted, feedback, self._last_depth)
         if self._preparing is not None:
             self._preparing.stop()
@@ -206,10 +208,10 @@ class DraftedSequence(
     def release(self) -> None:
         if self._preparing is not None:
             self._preparing.end()
-        keep, self._keep = self._keep, None
-        if keep is not None and (text := self._heard.kept) is not None:
-            keep(text)
         super().release()
+        heard, self._heard = self._heard, None
+        if self._learning is not None and heard is not None:
+            self._learning.keep(heard)
 
     def _feedback(
         self, request: drafter_pb2.DraftStep, sequence: DraftSequence, length: int

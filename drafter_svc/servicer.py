@@ -52,7 +52,7 @@ class DrafterServicer(
                     loaded.grammars,
                     loaded.ahead,
                     shares=self.settings.prefix_cache,
-                    keep=None if loaded.learning is None else loaded.learning.keep,
+                    learning=loaded.learning,
                 ),
             )
 

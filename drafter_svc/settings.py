@@ -50,7 +50,7 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         " distill); empty has it write some when it first learns",
     )
     online_mib: int = Field(
-        256, ge=1, le=1 << 20, description="most MiB of texts in ONLINE_FOLDER; the oldest yield"
+        256, ge=16, le=1 << 20, description="most MiB of texts in ONLINE_FOLDER; the oldest yield"
     )
     online_hours: float = Field(
         168.0, gt=0, description="age at which a text in ONLINE_FOLDER is removed"

@@ -186,6 +186,8 @@ class Decoder(Model):
         """See `Model`."""
         if self.device.type != "cpu":
             raise Unsupported(f"the weights of {self.about.name} cannot change on {self.device}")
+        if self._backends.num_earlier > len(self._backends.serving):
+            raise MemoryError("texts are open with two versions of the weights already")
         model, version = checkpoint.model.eval(), checkpoint.about.weights_version
         made = []
         with torch.inference_mode():

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,35 @@ def main() -> None:
     """Train until the drafter is gone."""
     threading.Thread(target=_end_with_the_drafter, daemon=True).start()
     yield_to_all()
+    # What libraries print is not said to the drafter.
+    said = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(what: dict[str, Any]) -> None:
+        said.write(json.dumps(what) + "\n")
+        said.flush()
+
     order = Order(**json.loads(sys.argv[1]))
+    rest = Budget(order.seconds).wait
+
+    def idle() -> None:
+        time.sleep(_IDLE_SECONDS)
+        rest()
+
     try:
-        train(order, _tell, Budget(order.seconds).wait, lambda: time.sleep(_IDLE_SECONDS))
+        train(order, tell, rest, idle)
     except Exception as error:
-        _tell({"problem": f"{type(error).__name__}: {error}"})
+        tell({"problem": f"{type(error).__name__}: {error}"})
         raise
 
 
-def train(order: Order, tell: Any, rest: Any, idle: Any) -> None:
-    """See `OnlineTraining`."""
+def train(
+    order: Order,
+    tell: Callable[[dict[str, Any]], None],
+    rest: Callable[[], None],
+    idle: Callable[[], None],
+) -> None:
+    """Train for ever; see `OnlineTraining`."""
     import torch
 
     from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
@@ -57,13 +77,8 @@ def train(order: Order, tell: Any, rest: Any, idle: Any) -> None:
     home = home_texts(order.home, order.model, first, length, folder / "home.safetensors")
     replay = Replay(folder / "replay", order.most_bytes, order.most_seconds)
     tell({"ready": True})
-    learner = Learner(model, first, home)
+    learner = Learner(model, first, home, rest)
     OnlineTraining(learner, replay, folder / "offers", tell, rest, idle, order.seed).go()
-
-
-def _tell(said: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
 
 
 def _end_with_the_drafter() -> None:

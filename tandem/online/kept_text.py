@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tandem.errors import StartupError
 from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 
 # Likeliest tokens of a row that are told and kept. Of the embedded pair they have 0.99 of it.
 TOP = 64
-# Rows of a text that are kept, of the rejected places first: 1 MiB.
+# Rows of a text that are kept, of the rejected places first: 0.8 MiB.
 _MOST_ROWS = 2048
+# First tokens of a text by which it is held out or not: later turns of a chat, and texts that move,
+# are on the same side.
+_SAME = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,22 +27,31 @@ class KeptText:
     """A text, and the target's rows at some of its places.
 
     Attributes:
-        token_ids: [n] int32, prompt and emitted tokens.
+        token_ids: [n] uint32, prompt and emitted tokens.
         places: [m] int32, ascending: the token behind which each row stands; below n - 1.
-        ids: [m, TOP] int32, the likeliest tokens.
+        ids: [m, TOP] uint32, the likeliest tokens.
         weights: [m, TOP] uint16, theirs relative to the likeliest; 0 where a row has fewer.
         rejected: [m] bool, where a drafted token was not kept.
     """
 
-    token_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.uint32]
     places: npt.NDArray[np.int32]
-    ids: npt.NDArray[np.int32]
+    ids: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.uint16]
     rejected: npt.NDArray[np.bool_]
 
 
-def wish_of(wanted: FeedbackWanted) -> FeedbackWanted:
-    """What a drafter wants to be told that learns too."""
+def wish_of(wanted: FeedbackWanted, method: str) -> FeedbackWanted:
+    """What a drafter wants to be told that learns too.
+
+    Raises:
+        StartupError: the method wants other predictions.
+    """
+    if wanted.top:
+        raise StartupError(
+            f"ONLINE: the method {method} does not learn, since it reads predictions of another"
+            " kind. Set ONLINE=0, or take the method model"
+        )
     return replace(wanted, top=TOP)
 
 
@@ -48,9 +61,11 @@ class HeardText:
 
     Attributes:
         token_ids: of the text so far.
+        epoch: of learning when the text began; see `Learning`.
     """
 
     token_ids: list[int]
+    epoch: int = 0
     _rows: list[tuple[int, Row, bool]] = field(default_factory=list)
 
     def hear(self, emitted: Sequence[int], told: Sequence[Feedback], depth: int) -> None:
@@ -68,22 +83,31 @@ class HeardText:
         if len(rows) == len(emitted) <= depth + 1:
             rejected = len(emitted) <= depth
             for number, row in enumerate(rows):
-                self._rows.append((first + number, row, rejected and number == len(rows) - 1))
+                last = rejected and number == len(rows) - 1
+                if last or len(self._rows) < _MOST_ROWS:
+                    own = Row(row.ids.copy(), row.weights.copy())  # not the whole message
+                    self._rows.append((first + number, own, last))
+        if len(self._rows) >= 2 * _MOST_ROWS:
+            self._rows = self._chosen()
+
+    def _chosen(self) -> list[tuple[int, Row, bool]]:
+        """Rejected places first, in the order of the text."""
+        most = sorted(self._rows, key=lambda each: not each[2])[:_MOST_ROWS]
+        return sorted(most, key=lambda each: each[0])
 
     @property
     def kept(self) -> KeptText | None:
         """What there is to keep; None for nothing."""
         if not self._rows:
             return None
-        most = sorted(self._rows, key=lambda each: not each[2])[:_MOST_ROWS]
-        rows = sorted(most, key=lambda each: each[0])
-        ids = np.zeros((len(rows), TOP), np.int32)
+        rows = self._chosen()
+        ids = np.zeros((len(rows), TOP), np.uint32)
         weights = np.zeros((len(rows), TOP), np.uint16)
         for at, (_, row, _) in enumerate(rows):
             size = min(len(row.ids), TOP)
             ids[at, :size], weights[at, :size] = row.ids[:size], row.weights[:size]
         return KeptText(
-            np.array(self.token_ids, np.int32),
+            np.array(self.token_ids, np.uint32),
             np.array([place for place, _, _ in rows], np.int32),
             ids,
             weights,
@@ -122,4 +146,4 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]]) -> list[KeptText]:
 def is_held_out(text: KeptText) -> bool:
     """Whether a text is measured on, and never learnt from: one of eight, the same in every
     process."""
-    return blake2b(text.token_ids.tobytes(), digest_size=1).digest()[0] % 8 == 0
+    return blake2b(text.token_ids[:_SAME].tobytes(), digest_size=1).digest()[0] % 8 == 0

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from tandem.errors import Unavailable, first_line
-from tandem.online.kept_text import KeptText
+from tandem.errors import Unavailable, Unsupported, first_line
+from tandem.online.kept_text import HeardText, KeptText
 from tandem.online.order import Order
 from tandem.online.process import TrainerProcess
 from tandem.online.replay import Replay
@@ -25,13 +25,16 @@ from tandem.online.state import StateFolder
 _log = structlog.get_logger(__name__)
 
 # Texts that wait to be written; older ones are dropped where the disk is slower than texts are.
-_MOST_WAITING = 256
+_MOST_WAITING = 64
 # Texts of a file, and how long a text waits for others.
 _TEXTS, _SECONDS = 8, 5.0
 # How often the thread looks what is due.
 _TICK_SECONDS = 0.5
 # Until a trainer that ended is started again; doubled each time.
 _LEAST_PAUSE, _MOST_PAUSE = 1.0, 300.0
+
+# Between two looks for texts that are too old; and how long the thread may take to end.
+_PRUNE_SECONDS, _STOP_SECONDS = 60.0, 20.0
 
 T = TypeVar("T")
 # Makes passes with the weights of a version, from a file (None: the checkpoint's); what it returns
@@ -53,7 +56,8 @@ class LearningStatus:
         steps: of the trainer.
         updates: how often new weights were taken, over restarts.
         turned_down: measurements without new weights, since the start.
-        overlap: the newest, by "served", "trained", "home"; empty before the first one.
+        overlap: the newest, by "served" and "trained"; empty before the first one.
+        forgotten: by how many nats home texts are less likely than they were at first; the newest.
     """
 
     version: int = 0
@@ -66,6 +70,7 @@ class LearningStatus:
     updates: int = 0
     turned_down: int = 0
     overlap: Mapping[str, float] = field(default_factory=dict)
+    forgotten: float = 0.0
 
 
 class Learning:
@@ -98,27 +103,39 @@ class Learning:
         self.status = LearningStatus(
             learnt.version, learnt.frozen, held_texts=self._held(), updates=learnt.updates
         )
-        self._texts: deque[tuple[float, KeptText]] = deque(maxlen=_MOST_WAITING)
+        self._problems = dict.fromkeys(("folder", "texts", "trainer", "weights"), "")
+        # Texts that began in an earlier one, before learning was frozen or reset, are not kept.
+        self._epoch = 0
+        self._texts: deque[tuple[float, HeardText]] = deque(maxlen=_MOST_WAITING)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._trainer: TrainerProcess | None = None
-        self._closed = False
-        self._pause, self._start_at = _LEAST_PAUSE, clock()
-        self._thread = threading.Thread(target=self._run, name="learning", daemon=True)
-
-    def begin(self) -> None:
-        """Start the thread, once new weights can be taken; not behind `close`."""
-        if self._closed:
-            return
-        if not self._folder.saves:
+        self._pause, self._start_at, self._prune_at = _LEAST_PAUSE, clock(), clock()
+        self._renews = False
+        if not folder.saves:
             self._say_problem(
-                f"{self._folder.path} cannot be written: nothing is kept, and nothing is learnt"
+                "folder",
+                f"{folder.path} cannot be written: nothing is kept, and nothing is learnt",
             )
+        self._thread = threading.Thread(target=self._run, name="learning", daemon=True)
         self._thread.start()
 
-    def keep(self, text: KeptText) -> None:
+    def begin(self) -> None:
+        """From now on weights can be renewed, and a trainer is of use."""
+        self._renews = True
+
+    def listen(self, token_ids: Sequence[int]) -> HeardText | None:
+        """What will be heard of a text that opens; None where it is not kept.
+
+        Args:
+            token_ids: that it opens with.
+        """
+        if not self._folder.saves or self.status.frozen:
+            return None
+        return HeardText(list(token_ids), self._epoch)
+
+    def keep(self, text: HeardText) -> None:
         """Keep a text to learn from. Never waits; from any thread."""
-        if self._folder.saves and not self.status.frozen:
-            self._texts.append((self._clock(), text))
+        self._texts.append((self._clock(), text))
 
     def freeze(self, *, frozen: bool) -> None:
         """Stop learning, or let it go on. Waits; not on the event loop.
@@ -133,18 +150,17 @@ class Learning:
         """Forget what was learnt and kept; the version of the checkpoint's weights from now on.
 
         Raises:
-            Unavailable: the drafter is stopping.
-            OSError: the state cannot be written.
+            Unavailable: the drafter is stopping, or still chooses what computes its passes.
+            Unsupported: the folder cannot be written.
+            OSError: texts or state cannot be removed.
             StartupError, MemoryError: the passes cannot be made; all is as before.
         """
         return self._call(self._reset)
 
     def close(self) -> None:
         """End the trainer, and let another process have the folder. Waits."""
-        self._closed = True
-        if self._thread.is_alive():
-            self._calls.put(None)
-            self._thread.join()
+        self._calls.put(None)
+        self._thread.join(_STOP_SECONDS)
         self._end_trainer()
         self._folder.close()
 
@@ -167,36 +183,55 @@ class Learning:
 
     def _run(self) -> None:
         while True:
-            with suppress(queue.Empty):
-                call = self._calls.get(timeout=_TICK_SECONDS)
-                if call is None:
-                    self._write_texts()
-                    return
-                call()
             try:
+                with suppress(queue.Empty):
+                    call = self._calls.get(timeout=_TICK_SECONDS)
+                    if call is None:
+                        self._write_texts()
+                        return
+                    call()
                 self._look()
-            except Exception as error:  # serving goes on
-                self._say_problem(f"{type(error).__name__}: {first_line(error)}")
+            except Exception as error:  # serving goes on, and so does this
+                self._fail(f"{type(error).__name__}: {first_line(error)}")
 
     def _look(self) -> None:
         """Do what is due."""
-        oldest = self._texts[0][0] if self._texts else self._clock()
-        if len(self._texts) >= _TEXTS or self._clock() - oldest >= _SECONDS:
+        now = self._clock()
+        if now >= self._prune_at and self._folder.saves:
+            self._prune_at = now + _PRUNE_SECONDS
+            self._prune()
+        oldest = self._texts[0][0] if self._texts else now
+        if len(self._texts) >= _TEXTS or now - oldest >= _SECONDS:
             self._write_texts()
-        idle = self._trainer is None and self._folder.saves and not self.status.frozen
-        if idle and self._clock() >= self._start_at:
+        wanted = self._renews and self._folder.saves and not self.status.frozen
+        if wanted and self._trainer is None and now >= self._start_at:
             self._start_trainer()
 
     def _write_texts(self) -> None:
         while self._texts:
-            count = min(len(self._texts), _TEXTS)
-            texts = [self._texts.popleft()[1] for _ in range(count)]
+            heard = [self._texts.popleft()[1] for _ in range(min(len(self._texts), _TEXTS))]
+            texts = [text for each in heard if (text := self._kept(each)) is not None]
+            if not texts:
+                continue
             try:
                 self.replay.add(texts)
             except OSError as error:
-                self._say_problem(f"texts are not kept: {error}")
+                self._say_problem("texts", f"texts are not kept: {error}")
                 return
-            self._note(kept_texts=self.status.kept_texts + count, held_texts=self._held())
+            self._say_problem("texts", "")
+            self._note(kept_texts=self.status.kept_texts + len(texts), held_texts=self._held())
+            self._prune()
+
+    def _kept(self, heard: HeardText) -> KeptText | None:
+        current = heard.epoch == self._epoch and not self.status.frozen
+        return heard.kept if current else None
+
+    def _prune(self) -> None:
+        try:
+            self.replay.prune()
+        except OSError as error:
+            self._say_problem("texts", f"old texts are not removed: {error}")
+        self._note(held_texts=self._held())
 
     def _held(self) -> int:
         return sum(file.texts for file in self.replay.files())
@@ -205,8 +240,8 @@ class Learning:
         order = replace(self._order, weights=self._folder.weights, seed=self.status.version)
         try:
             self._trainer = self._start(order, self._said, self._ended)
-        except OSError as error:
-            self._fail(f"the trainer cannot be started: {error}")
+        except Exception as error:
+            self._fail(f"the trainer cannot be started: {first_line(error)}")
             return
         self._note(training=True, steps=0)
 
@@ -222,61 +257,75 @@ class Learning:
     def _ended(self, trainer: TrainerProcess, why: str) -> None:
         def note() -> None:
             if trainer is self._trainer:
-                self._trainer = None
                 self._fail(why)
 
         self._calls.put(note)
 
     def _fail(self, why: str) -> None:
         """No trainer is at work; the next one begins later."""
+        self._end_trainer()
         self._start_at = self._clock() + self._pause
         self._pause = min(2 * self._pause, _MOST_PAUSE)
-        self._note(training=False)
-        self._say_problem(why)
+        self._say_problem("trainer", why)
 
     def _hear(self, said: dict[str, Any]) -> None:
         if "problem" in said:
-            self._say_problem(f"the trainer says: {said['problem']}")
+            self._say_problem("trainer", f"the trainer says: {said['problem']}")
+        if "ready" in said:
+            self._say_problem("trainer", "")
         if "measured" not in said:
             return
         measured, fault = said["measured"], said["fault"]
-        overlap = {name: measured[name] for name in ("served", "trained", "home")}
+        overlap = {name: measured[name] for name in ("served", "trained")}
         self._pause = _LEAST_PAUSE
-        self._note(overlap=overlap, steps=measured["steps"], problem="")
+        self._say_problem("trainer", "")
+        self._note(overlap=overlap, steps=measured["steps"], forgotten=measured["home"])
         if fault:
             self._note(turned_down=self.status.turned_down + 1)
         else:
             self._take(self._folder.path / "offers" / said["offer"], measured)
 
     def _take(self, offer: Path, measured: Mapping[str, float]) -> None:
-        version = self.status.version + 1
         try:
-            take = self._renew(version, offer)
+            take = self._renew(self.status.version + 1, offer)
             learnt = self._folder.take(offer)
         except Exception as error:  # the weights that are served go on; the trainer has others
-            self._end_trainer()
-            self._fail(f"new weights are not taken: {first_line(error)}")
+            self._fail_weights(f"new weights are not taken: {first_line(error)}")
             return
         take()
+        self._say_problem("weights", "")
         self._note(version=learnt.version, updates=learnt.updates)
-        _log.info("new weights", version=version, **{k: round(v, 4) for k, v in measured.items()})
+        figures = {name: round(value, 4) for name, value in measured.items()}
+        _log.info("new weights", version=learnt.version, **figures)
+
+    def _fail_weights(self, why: str) -> None:
+        """Another trainer begins with the weights that are served."""
+        self._end_trainer()
+        self._start_at = self._clock() + self._pause
+        self._say_problem("weights", why)
 
     def _freeze(self, frozen: bool) -> None:
         self._folder.write(replace(self._folder.learnt, frozen=frozen))
+        if frozen:
+            self._epoch += 1
+            self._end_trainer()
         self._note(frozen=frozen)
         _log.info("learning is stopped" if frozen else "learning goes on")
-        if frozen:
-            self._texts.clear()
-            self._end_trainer()
 
     def _reset(self) -> int:
+        if not self._folder.saves:
+            raise Unsupported(f"{self._folder.path} cannot be written: there is nothing to forget")
+        if not self._renews:
+            raise Unavailable("the drafter still chooses what computes its passes; try again")
         version = self.status.version + 1
         take = self._renew(version, None)
         self._end_trainer()
-        self._texts.clear()
+        self._epoch += 1
         self._folder.begin_again()
         take()
-        self._note(version=version, held_texts=0, overlap={}, problem="")
+        self._note(version=version, held_texts=0, overlap={}, forgotten=0.0)
+        for name in ("texts", "trainer", "weights"):
+            self._say_problem(name, "")
         self._start_at, self._pause = self._clock(), _LEAST_PAUSE
         _log.info("what was learnt is forgotten", version=version)
         return version
@@ -284,7 +333,8 @@ class Learning:
     def _note(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)
 
-    def _say_problem(self, problem: str) -> None:
-        if problem != self.status.problem:
+    def _say_problem(self, about: str, problem: str) -> None:
+        if problem and problem != self._problems[about]:
             _log.warning("learning", problem=problem)
-        self._note(problem=problem)
+        self._problems[about] = problem
+        self._note(problem="; ".join(filter(None, self._problems.values())))

@@ -62,7 +62,9 @@ class TrainerProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with suppress(ValueError):
-                self._said(self, json.loads(line))
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    self._said(self, said)
         self._reading.join()
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):

@@ -74,7 +74,6 @@ class Replay:
         number = max((file.number for file in self.files()), default=0) + 1
         with writing(self._folder / f"{number:08}-{len(texts)}.safetensors") as fresh:
             save_file(packed(texts), fresh)
-        self.prune()
 
     def prune(self) -> None:
         """Remove what is too old or too much, but for the newest file where only that is too much.

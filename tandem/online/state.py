@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -60,7 +60,13 @@ class StateFolder:
         if self.saves:
             self._lock = alone(path)
             self._lock.__enter__()
-        self.learnt = self._read()
+        try:
+            self.learnt = self._read()
+            if self.saves:
+                self._tidy()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def weights(self) -> str:
@@ -116,13 +122,15 @@ class StateFolder:
         Raises:
             OSError: as `write`.
         """
+        # First: a process that is killed here has forgotten too much, and not too little.
+        for name in ("replay", "offers"):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.path / name)
+        if anew:
+            (self.path / "home.safetensors").unlink(missing_ok=True)
         learnt = replace(self.learnt, version=self.learnt.version + 1, weights="")
         self.write(replace(learnt, of="", updates=0) if anew else learnt)
         self._forget_others()
-        for name in ("replay", "offers"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        if anew:
-            (self.path / "home.safetensors").unlink(missing_ok=True)
         return self.learnt
 
     def close(self) -> None:
@@ -152,7 +160,16 @@ class StateFolder:
     def _forget_others(self) -> None:
         for path in (self.path / "weights").glob("*"):
             if path.name != self.learnt.weights:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # the next start looks again
+                    path.unlink()
+
+    def _tidy(self) -> None:
+        """Remove what a process left that was killed: files that are not whole, offers, weights
+        that no state names."""
+        for path in (*self.path.glob("*.new"), *self.path.glob("*/*.new")):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "offers", ignore_errors=True)
+        self._forget_others()
 
 
 def _writable(path: Path) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,17 +14,17 @@ import numpy.typing as npt
 
 from tandem.errors import EngineFailure
 from tandem.online.kept_text import KeptText, is_held_out
-from tandem.online.learner import MOST_HELD_OUT, TEXTS, Learner, Measured
+from tandem.online.learner import MOST_HELD_OUT, TEXTS, Learner, Measured, Weights
 from tandem.online.replay import Replay, ReplayFile
 
-# Texts to begin with, and of those, texts to measure on.
-_FEWEST, _FEWEST_HELD_OUT = 16, 4
+# Texts to measure on, at least.
+_FEWEST_HELD_OUT = 8
 # Steps between two measurements, and measurements without a gain behind which it begins again.
 _MEASURE_EVERY, _PATIENCE = 25, 8
 # What new weights must gain to be worth a change: more than chance, and this much of α.
-_LEAST_GAIN, _ERRORS = 0.003, 1.0
-# What they may lose: of the tokens that came, in nats; of the first weights' rows at home.
-_MOST_SURPRISE, _LEAST_HOME = 0.01, 0.93
+_LEAST_GAIN, _ERRORS = 0.003, 2.0
+# By how many nats tokens may be less likely than before: those that came, and those at home.
+_MOST_SURPRISE, _MOST_AT_HOME = 0.01, 0.05
 # Files that are held in memory.
 _FILES = 16
 
@@ -32,14 +33,17 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Weights in training beside those that are served, on texts that are held out.
+    """Weights in training beside others, on texts that are held out.
 
     Attributes:
-        served: mean overlap of these with the target's rows.
+        served: mean overlap of the weights that are served with the target's rows.
         trained: of those in training.
         error: standard error of the difference.
-        surprise: difference of −log q of the tokens that came, in nats; above 0 is worse.
-        home: mean overlap of those in training with the first weights at home.
+        surprise: −log q of the tokens that came, in nats, less that of the better of served and
+            first weights; above 0 is worse.
+        told: −log p of the tokens that came by the target's rows, less that of the weights that are
+            served; not below 0 for rows that say nothing of these texts.
+        home: −log q of the tokens of home texts, in nats, less that of the first weights.
         steps: of training.
     """
 
@@ -47,31 +51,37 @@ class Comparison:
     trained: float
     error: float
     surprise: float
+    told: float
     home: float
     steps: int
 
     @property
     def fault(self) -> str:
         """Why the trained weights are not to be served; empty where they are."""
+        if not self.told < 0:
+            return "the target's rows do not say what came"
         gain = self.trained - self.served
         if not gain >= max(_LEAST_GAIN, _ERRORS * self.error):
             return "nothing gained"
         if not self.surprise <= _MOST_SURPRISE:
             return "the tokens that came are less likely"
-        if not self.home >= _LEAST_HOME:
+        if not self.home <= _MOST_AT_HOME:
             return "home texts are forgotten"
         return ""
 
 
-def compared(served: Measured, trained: Measured, steps: int) -> Comparison:
-    """Two measurements of the same texts."""
+def compared(
+    first: Measured, served: Measured, trained: Measured, home: float, steps: int
+) -> Comparison:
+    """Measurements of the same texts."""
     differences = trained.overlap - served.overlap
     return Comparison(
         float(served.overlap.mean()),
         float(trained.overlap.mean()),
         float(differences.std(ddof=1) / np.sqrt(len(differences))),
-        float((trained.surprise - served.surprise).mean()),
-        trained.home,
+        float(trained.surprise.mean() - min(served.surprise.mean(), first.surprise.mean())),
+        float(served.told.mean() - served.surprise.mean()),
+        home,
         steps,
     )
 
@@ -83,7 +93,7 @@ class OnlineTraining:
         learner: what is trained.
         replay: of the traffic.
         folder: for weights that are offered.
-        tell: is called with each measurement, and with an offer; see `tandem.online.trainer`.
+        tell: is called with each measurement, and with an offer; see `tandem.online.__main__`.
         rest: is called behind each step.
         idle: is called where there is nothing to do.
         seed: of the batches.
@@ -105,6 +115,8 @@ class OnlineTraining:
         self._read = lru_cache(_FILES)(replay.read)
         self._known: dict[ReplayFile, npt.NDArray[np.float64]] = {}
         self._held_out: list[tuple[ReplayFile, int]] = []
+        # Of weights that do not change, on these texts.
+        self._measured: dict[Weights, tuple[Sequence[tuple[ReplayFile, int]], Measured]] = {}
         self._offers = self._without_gain = 0
 
     def go(self) -> None:
@@ -119,8 +131,8 @@ class OnlineTraining:
     def round(self) -> None:
         """Some steps, and a measurement; or, where there are too few texts, a rest."""
         self._look()
-        learnable = int(sum((odds > 0).sum() for odds in self._known.values()))
-        if learnable + len(self._held_out) < _FEWEST or len(self._held_out) < _FEWEST_HELD_OUT:
+        learnable = sum(int((odds > 0).sum()) for odds in self._known.values())
+        if learnable < TEXTS or len(self._held_out) < _FEWEST_HELD_OUT:
             self._idle()
             return
         for _ in range(_MEASURE_EVERY):
@@ -128,8 +140,8 @@ class OnlineTraining:
             try:
                 if texts:
                     self._learner.step(texts, self._numbers)
-            except EngineFailure as error:
-                self._tell({"problem": str(error)})
+            except EngineFailure:
+                self._tell({"problem": "a step was not finite: it begins again"})
                 self._learner.begin_again()
             self._rest()
         self._measure()
@@ -168,8 +180,9 @@ class OnlineTraining:
         texts = [text for each in found for text in each]
         if len(texts) < _FEWEST_HELD_OUT:
             return
-        served = self._learner.measured(texts, served=True)
-        result = compared(served, self._learner.measured(texts), self._learner.steps)
+        others = [self._of(weights, texts) for weights in (Weights.FIRST, Weights.SERVED)]
+        trained = self._learner.measured(texts)
+        result = compared(*others, trained, self._learner.at_home(), self._learner.steps)
         fault = result.fault
         told = {"measured": asdict(result), "fault": fault}
         if fault:
@@ -181,8 +194,19 @@ class OnlineTraining:
             self._without_gain = 0
             self._offers += 1
             self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / f"offer-{self._offers:04}.safetensors"
+            path = self._folder / f"offer-{os.getpid()}-{self._offers}.safetensors"
             self._learner.write(path)
             self._learner.serve()
+            self._measured.pop(Weights.SERVED)
             told["offer"] = path.name
         self._tell(told)
+
+    def _of(self, weights: Weights, texts: Sequence[KeptText]) -> Measured:
+        """A measurement that is made once for the same texts."""
+        if weights in self._measured:
+            of, found = self._measured[weights]
+            if of == self._held_out and len(found.overlap) == len(texts):
+                return found
+        found = self._learner.measured(texts, weights)
+        self._measured[weights] = self._held_out, found
+        return found

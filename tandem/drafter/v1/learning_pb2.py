@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/drafter/v1/learning.proto\x12\x11tandem.drafter.v1\"\x14\n\x12GetLearningRequest\"\xcd\x02\n\x13GetLearningResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\x12\x0e\n\x06\x66rozen\x18\x02 \x01(\x08\x12\x10\n\x08training\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x12\n\nkept_texts\x18\x05 \x01(\x04\x12\x12\n\nheld_texts\x18\x06 \x01(\x04\x12\x12\n\nheld_bytes\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x0f\n\x07updates\x18\t \x01(\x04\x12\x13\n\x0bturned_down\x18\n \x01(\x04\x12?\n\x07overlap\x18\x0b \x01(\x0b\x32..tandem.drafter.v1.GetLearningResponse.Overlap\x1a\x38\n\x07Overlap\x12\x0e\n\x06served\x18\x01 \x01(\x01\x12\x0f\n\x07trained\x18\x02 \x01(\x01\x12\x0c\n\x04home\x18\x03 \x01(\x01\"\x16\n\x14ResetLearningRequest\"0\n\x15ResetLearningResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\"\'\n\x15\x46reezeLearningRequest\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\"\x18\n\x16\x46reezeLearningResponse2\xba\x02\n\x0fLearningService\x12\\\n\x0bGetLearning\x12%.tandem.drafter.v1.GetLearningRequest\x1a&.tandem.drafter.v1.GetLearningResponse\x12\x62\n\rResetLearning\x12\'.tandem.drafter.v1.ResetLearningRequest\x1a(.tandem.drafter.v1.ResetLearningResponse\x12\x65\n\x0e\x46reezeLearning\x12(.tandem.drafter.v1.FreezeLearningRequest\x1a).tandem.drafter.v1.FreezeLearningResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n tandem/drafter/v1/learning.proto\x12\x11tandem.drafter.v1\"\x14\n\x12GetLearningRequest\"\xd2\x02\n\x13GetLearningResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\x12\x0e\n\x06\x66rozen\x18\x02 \x01(\x08\x12\x10\n\x08training\x18\x03 \x01(\x08\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x12\n\nkept_texts\x18\x05 \x01(\x04\x12\x12\n\nheld_texts\x18\x06 \x01(\x04\x12\x12\n\nheld_bytes\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x0f\n\x07updates\x18\t \x01(\x04\x12\x13\n\x0bturned_down\x18\n \x01(\x04\x12?\n\x07overlap\x18\x0b \x01(\x0b\x32..tandem.drafter.v1.GetLearningResponse.Overlap\x1a=\n\x07Overlap\x12\x0e\n\x06served\x18\x01 \x01(\x01\x12\x0f\n\x07trained\x18\x02 \x01(\x01\x12\x11\n\tforgotten\x18\x03 \x01(\x01\"\x16\n\x14ResetLearningRequest\"0\n\x15ResetLearningResponse\x12\x17\n\x0fweights_version\x18\x01 \x01(\x04\"\'\n\x15\x46reezeLearningRequest\x12\x0e\n\x06\x66rozen\x18\x01 \x01(\x08\"\x18\n\x16\x46reezeLearningResponse2\xba\x02\n\x0fLearningService\x12\\\n\x0bGetLearning\x12%.tandem.drafter.v1.GetLearningRequest\x1a&.tandem.drafter.v1.GetLearningResponse\x12\x62\n\rResetLearning\x12\'.tandem.drafter.v1.ResetLearningRequest\x1a(.tandem.drafter.v1.ResetLearningResponse\x12\x65\n\x0e\x46reezeLearning\x12(.tandem.drafter.v1.FreezeLearningRequest\x1a).tandem.drafter.v1.FreezeLearningResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLEARNINGREQUEST']._serialized_start=55
   _globals['_GETLEARNINGREQUEST']._serialized_end=75
   _globals['_GETLEARNINGRESPONSE']._serialized_start=78
-  _globals['_GETLEARNINGRESPONSE']._serialized_end=411
+  _globals['_GETLEARNINGRESPONSE']._serialized_end=416
   _globals['_GETLEARNINGRESPONSE_OVERLAP']._serialized_start=355
-  _globals['_GETLEARNINGRESPONSE_OVERLAP']._serialized_end=411
-  _globals['_RESETLEARNINGREQUEST']._serialized_start=413
-  _globals['_RESETLEARNINGREQUEST']._serialized_end=435
-  _globals['_RESETLEARNINGRESPONSE']._serialized_start=437
-  _globals['_RESETLEARNINGRESPONSE']._serialized_end=485
-  _globals['_FREEZELEARNINGREQUEST']._serialized_start=487
-  _globals['_FREEZELEARNINGREQUEST']._serialized_end=526
-  _globals['_FREEZELEARNINGRESPONSE']._serialized_start=528
-  _globals['_FREEZELEARNINGRESPONSE']._serialized_end=552
-  _globals['_LEARNINGSERVICE']._serialized_start=555
-  _globals['_LEARNINGSERVICE']._serialized_end=869
+  _globals['_GETLEARNINGRESPONSE_OVERLAP']._serialized_end=416
+  _globals['_RESETLEARNINGREQUEST']._serialized_start=418
+  _globals['_RESETLEARNINGREQUEST']._serialized_end=440
+  _globals['_RESETLEARNINGRESPONSE']._serialized_start=442
+  _globals['_RESETLEARNINGRESPONSE']._serialized_end=490
+  _globals['_FREEZELEARNINGREQUEST']._serialized_start=492
+  _globals['_FREEZELEARNINGREQUEST']._serialized_end=531
+  _globals['_FREEZELEARNINGRESPONSE']._serialized_start=533
+  _globals['_FREEZELEARNINGRESPONSE']._serialized_end=557
+  _globals['_LEARNINGSERVICE']._serialized_start=560
+  _globals['_LEARNINGSERVICE']._serialized_end=874
 # @@protoc_insertion_point(module_scope)

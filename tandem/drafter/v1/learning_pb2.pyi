@@ -36,29 +36,32 @@ class GetLearningResponse(google.protobuf.message.Message):
 
     @typing.final
     class Overlap(google.protobuf.message.Message):
-        """Overlap of rows: the mean of the sum over tokens of min(p, q), which is the probability that a
-        drafted token is accepted at temperature 1.
+        """Overlap of rows with the target's: the mean of the sum over its 64 likeliest tokens of min(p, q),
+        the target's p adding up to 1 over these. It is the probability that a drafted token is accepted
+        at temperature 1, but for what the target leaves to other tokens.
         """
 
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
         SERVED_FIELD_NUMBER: builtins.int
         TRAINED_FIELD_NUMBER: builtins.int
-        HOME_FIELD_NUMBER: builtins.int
+        FORGOTTEN_FIELD_NUMBER: builtins.int
         served: builtins.float
         """served weights."""
         trained: builtins.float
         """trained weights."""
-        home: builtins.float
-        """home: of the trained weights with the first ones, on home texts."""
+        forgotten: builtins.float
+        """forgotten: by how many nats tokens of home texts are less likely with the trained weights than
+        with the checkpoint's, at the mean.
+        """
         def __init__(
             self,
             *,
             served: builtins.float = ...,
             trained: builtins.float = ...,
-            home: builtins.float = ...,
+            forgotten: builtins.float = ...,
         ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["home", b"home", "served", b"served", "trained", b"trained"]) -> None: ...
+        def ClearField(self, field_name: typing.Literal["forgotten", b"forgotten", "served", b"served", "trained", b"trained"]) -> None: ...
 
     WEIGHTS_VERSION_FIELD_NUMBER: builtins.int
     FROZEN_FIELD_NUMBER: builtins.int
@@ -90,12 +93,12 @@ class GetLearningResponse(google.protobuf.message.Message):
     updates: builtins.int
     """updates are weights that were taken since learning began, over restarts."""
     turned_down: builtins.int
-    """turned_down are weights that were tried and not taken, likewise."""
+    """turned_down are measurements, since the start of the process, behind which the trained weights
+    were not taken.
+    """
     @property
     def overlap(self) -> Global___GetLearningResponse.Overlap:
-        """overlap of the newest measurement on texts that are held out: what is served, and what was
-        trained. 0 before the first one.
-        """
+        """overlap of the newest measurement on texts that are held out. 0 before the first one."""
 
     def __init__(
         self,

@@ -30,8 +30,10 @@ class LearningServiceStub:
     which asks for no token: who reaches that port may call it.
 
     Errors of every call:
-    UNAVAILABLE    the model is not loaded yet. Wait until the drafter is SERVING.
-    UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0.
+    UNAVAILABLE    the model is not loaded yet, or still chooses what computes it. Wait, call again.
+    UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0, or its folder cannot be written.
+    RESOURCE_EXHAUSTED  the disk is full or refuses, or there is no room for further weights beside
+    those of open texts; the error says what. Mend that, and call again.
     """
 
     def __init__(self, channel):
@@ -62,8 +64,10 @@ class LearningServiceServicer:
     which asks for no token: who reaches that port may call it.
 
     Errors of every call:
-    UNAVAILABLE    the model is not loaded yet. Wait until the drafter is SERVING.
-    UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0.
+    UNAVAILABLE    the model is not loaded yet, or still chooses what computes it. Wait, call again.
+    UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0, or its folder cannot be written.
+    RESOURCE_EXHAUSTED  the disk is full or refuses, or there is no room for further weights beside
+    those of open texts; the error says what. Mend that, and call again.
     """
 
     def GetLearning(self, request, context):
@@ -121,8 +125,10 @@ class LearningService:
     which asks for no token: who reaches that port may call it.
 
     Errors of every call:
-    UNAVAILABLE    the model is not loaded yet. Wait until the drafter is SERVING.
-    UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0.
+    UNAVAILABLE    the model is not loaded yet, or still chooses what computes it. Wait, call again.
+    UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0, or its folder cannot be written.
+    RESOURCE_EXHAUSTED  the disk is full or refuses, or there is no room for further weights beside
+    those of open texts; the error says what. Mend that, and call again.
     """
 
     @staticmethod

@@ -78,8 +78,10 @@ class LearningServiceStub(typing.Generic[_LearningServiceGetLearningType, _Learn
     which asks for no token: who reaches that port may call it.
 
     Errors of every call:
-      UNAVAILABLE    the model is not loaded yet. Wait until the drafter is SERVING.
-      UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0.
+      UNAVAILABLE    the model is not loaded yet, or still chooses what computes it. Wait, call again.
+      UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0, or its folder cannot be written.
+      RESOURCE_EXHAUSTED  the disk is full or refuses, or there is no room for further weights beside
+                     those of open texts; the error says what. Mend that, and call again.
     """
 
     @typing.overload
@@ -148,8 +150,10 @@ class LearningServiceServicer(metaclass=abc.ABCMeta):
     which asks for no token: who reaches that port may call it.
 
     Errors of every call:
-      UNAVAILABLE    the model is not loaded yet. Wait until the drafter is SERVING.
-      UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0.
+      UNAVAILABLE    the model is not loaded yet, or still chooses what computes it. Wait, call again.
+      UNIMPLEMENTED  the drafter does not learn: its ONLINE is 0, or its folder cannot be written.
+      RESOURCE_EXHAUSTED  the disk is full or refuses, or there is no room for further weights beside
+                     those of open texts; the error says what. Mend that, and call again.
     """
 
     @abc.abstractmethod

@@ -46,6 +46,11 @@ class Backends:
         apart = self._for_trees() if self._trees else None
         return (self.current,) if apart in (None, self.current) else (apart, self.current)
 
+    @property
+    def num_earlier(self) -> int:
+        """Those that only open sequences use."""
+        return len(self._all) - len(self.serving)
+
     def succeed(self, successor: Backend) -> None:
         """Make another back end the current one. From any thread."""
         with self._lock:

@@ -281,16 +281,14 @@ LEARNING_TEXTS = Metric(
     ("role",),
     roles=(DRAFTER,),
 )
-# Of weights that are served and weights in training with the target's rows; and of the latter with
-# the first weights' rows on home texts.
-OVERLAPS = ("served", "trained", "home")
+# Of weights that are served and weights in training, with the target's rows.
+OVERLAPS = ("served", "trained")
 LEARNING_OVERLAP = Metric(
     "tandem.learning.overlap",
     MetricKind.GAUGE,
     "1",
     "Newest measurement on texts that are held out: probability that a drafted token is accepted at"
-    " temperature 1 (α) with weights that are served or trained, and on home texts (home) the same"
-    " of trained weights with the first ones as the target",
+    " temperature 1 (α), with weights that are served or trained",
     ("role", "weights"),
     roles=(DRAFTER,),
 )

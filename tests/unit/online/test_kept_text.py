@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from tandem.errors import StartupError
 from tandem.online.kept_text import TOP, HeardText, KeptText, is_held_out, packed, unpacked, wish_of
 from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted, Row
 
@@ -70,13 +72,18 @@ def test_texts_are_the_same_behind_a_file() -> None:
 
 def test_one_text_of_eight_is_held_out() -> None:
     texts = [
-        KeptText(np.array([number], np.int32), *[np.zeros(0)] * 4)  # type: ignore[arg-type]
+        KeptText(np.array([number], np.uint32), *[np.zeros(0)] * 4)  # type: ignore[arg-type]
         for number in range(4000)
     ]
     assert 400 < sum(map(is_held_out, texts)) < 600
+    long = [np.full(64 + more, 7, np.uint32) for more in (0, 1, 500)]
+    sides = {is_held_out(KeptText(ids, *[np.zeros(0)] * 4)) for ids in long}  # type: ignore[arg-type]
+    assert len(sides) == 1, "a later turn of the same chat"
 
 
 def test_the_wish_is_one_of_rows_beside_its_own() -> None:
     states = FeedbackWanted((3,), 64)
-    assert wish_of(NO_FEEDBACK) == FeedbackWanted(top=TOP)
-    assert wish_of(states) == FeedbackWanted((3,), 64, top=TOP)
+    assert wish_of(NO_FEEDBACK, "model") == FeedbackWanted(top=TOP)
+    assert wish_of(states, "model") == FeedbackWanted((3,), 64, top=TOP)
+    with pytest.raises(StartupError, match="the method phrases does not learn"):
+        wish_of(FeedbackWanted(top=1, everywhere=True), "phrases")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.errors import Unavailable
+from tandem.errors import Unavailable, Unsupported
 from tandem.online.learning import Learning
 from tandem.online.order import Order
 from tandem.online.state import StateFolder
 from tests.support.waiting import wait_until
-from tests.unit.online.test_replay import text
+from tests.unit.online.test_kept_text import row, told
 
-MEASURED = {"served": 0.6, "trained": 0.65, "error": 0.01, "surprise": 0.0, "home": 0.97}
+MEASURED = {"served": 0.6, "trained": 0.65, "error": 0.01, "surprise": 0.0, "home": 0.01}
 
 
 class FakeTrainer:
@@ -71,6 +72,18 @@ class Drafter:
         content = b"" if weights is None else weights.read_bytes()
         return lambda: self.served.append((version, content))
 
+    def keep(self, number: int) -> None:
+        """A text that begins and ends."""
+        text = self.learning.listen([number] * 3)
+        if text is not None:
+            text.hear([1], told(1, row(1)), 1)
+            self.learning.keep(text)
+
+    def look(self) -> None:
+        """Wait until the thread has done what is due."""
+        for _ in range(2):
+            self.learning._call(lambda: None)
+
     @property
     def trainer(self) -> FakeTrainer:
         return self.trainers[-1]
@@ -91,16 +104,16 @@ def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drafter
 
 def test_texts_are_written_together(drafter: Drafter) -> None:
     for number in range(8):
-        drafter.learning.keep(text(number))
+        drafter.keep(number)
     wait_until(lambda: drafter.learning.status.kept_texts == 8)
     assert [file.texts for file in drafter.learning.replay.files()] == [8]
-    drafter.learning.keep(text(8))
+    drafter.keep(8)
     drafter.now += 5  # nothing else comes
     wait_until(lambda: drafter.learning.status.held_texts == 9)
 
 
 def test_a_text_that_waits_is_written_at_the_end(drafter: Drafter) -> None:
-    drafter.learning.keep(text(1))
+    drafter.keep(1)
     drafter.learning.close()
     assert [file.texts for file in drafter.learning.replay.files()] == [1]
 
@@ -111,7 +124,8 @@ def test_weights_that_are_offered_are_served(drafter: Drafter) -> None:
     assert drafter.served == [(1, b"better")]
     status = drafter.learning.status
     assert (status.updates, status.turned_down, status.steps) == (1, 0, 25)
-    assert status.overlap == {"served": 0.6, "trained": 0.65, "home": 0.97}
+    assert status.overlap == {"served": 0.6, "trained": 0.65}
+    assert status.forgotten == 0.01
     drafter.learning.close()
     again = drafter.open()
     assert (again.status.version, again.status.updates) == (1, 1)
@@ -132,9 +146,10 @@ def test_weights_that_cannot_be_taken_leave_those_that_serve(
     drafter.fault = fault
     drafter.trainer.offer()
     wait_until(lambda: "not taken" in drafter.learning.status.problem)
+    drafter.look()
     assert drafter.trainer.killed
     drafter.fault = None
-    drafter.now += 1
+    drafter.now += 1.01
     wait_until(drafter.has_trainers(2))
     drafter.trainer.offer(b"next")
     wait_until(lambda: drafter.learning.status.version == 1)
@@ -147,7 +162,7 @@ def test_a_trainer_that_dies_is_started_again_later_and_later(drafter: Drafter) 
         wait_until(lambda: "ended with -9" in drafter.learning.status.problem)
         wait_until(lambda: not drafter.learning.status.training)
         drafter.now += pause - 0.01
-        drafter.learning.freeze(frozen=False)  # the thread has looked
+        drafter.look()
         assert len(drafter.trainers) == count
         drafter.now += 0.02
         wait_until(drafter.has_trainers(count + 1))
@@ -168,9 +183,10 @@ def test_a_system_that_starts_no_process_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_frozen_keeps_nothing_and_trains_nothing(drafter: Drafter) -> None:
+    drafter.keep(0)  # not written yet
     drafter.learning.freeze(frozen=True)
     assert drafter.trainer.killed
-    drafter.learning.keep(text(1))
+    drafter.keep(1)
     drafter.now += 100
     drafter.learning.freeze(frozen=True)
     assert (drafter.learning.status.frozen, drafter.learning.status.training) == (True, False)
@@ -178,17 +194,70 @@ def test_what_is_frozen_keeps_nothing_and_trains_nothing(drafter: Drafter) -> No
     assert drafter.learning.replay.files() == []
     drafter.learning = drafter.open()  # also behind a restart
     drafter.learning.begin()
-    drafter.learning.freeze(frozen=True)
+    drafter.look()
     assert len(drafter.trainers) == 1
     drafter.learning.freeze(frozen=False)
     wait_until(drafter.has_trainers(2))
+
+
+@pytest.mark.parametrize("change", ["freeze", "reset"])
+def test_a_text_that_began_before_is_not_kept(drafter: Drafter, change: str) -> None:
+    text = drafter.learning.listen([1, 2, 3])
+    assert text is not None
+    text.hear([1], told(1, row(1)), 1)
+    if change == "reset":
+        drafter.learning.reset()
+    else:
+        drafter.learning.freeze(frozen=True)
+        drafter.learning.freeze(frozen=False)
+    drafter.learning.keep(text)
+    drafter.keep(2)
+    drafter.now += 5
+    wait_until(lambda: drafter.learning.status.kept_texts == 1)
+    (kept,) = drafter.learning.replay.read(drafter.learning.replay.files()[0])
+    assert kept.token_ids[0] == 2
+
+
+def test_texts_grow_too_old_also_where_nothing_comes(
+    drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        drafter.keep(number)
+    wait_until(lambda: drafter.learning.status.held_texts == 8)
+    drafter.learning.freeze(frozen=True)
+    monkeypatch.setattr(drafter.learning.replay, "_clock", lambda: time.time() + 61)
+    drafter.now += 61
+    wait_until(lambda: drafter.learning.status.held_texts == 0)
+
+
+def test_what_goes_wrong_in_the_thread_is_said_and_no_end(drafter: Drafter) -> None:
+    drafter.trainer.say({"measured": {}, "fault": ""})
+    wait_until(lambda: "KeyError" in drafter.learning.status.problem)
+    drafter.now += 1.01
+    wait_until(drafter.has_trainers(2))
+    drafter.trainer.say({"ready": True})
+    wait_until(lambda: drafter.learning.status.problem == "")
+
+
+def test_before_passes_are_chosen_nothing_is_renewed(tmp_path: Path) -> None:
+    found = Drafter(tmp_path / "state")
+    found.keep(1)
+    found.look()
+    assert found.trainers == []
+    with pytest.raises(Unavailable, match="still chooses"):
+        found.learning.reset()
+    found.learning.freeze(frozen=True)
+    found.learning.freeze(frozen=False)
+    found.learning.begin()
+    wait_until(found.has_trainers(1))
+    found.learning.close()
 
 
 def test_a_reset_forgets_all(drafter: Drafter) -> None:
     drafter.trainer.offer(b"better")
     wait_until(lambda: drafter.learning.status.version == 1)
     for number in range(8):
-        drafter.learning.keep(text(number))
+        drafter.keep(number)
     wait_until(lambda: drafter.learning.status.held_texts == 8)
     assert drafter.learning.reset() == 2
     assert drafter.served == [(1, b"better"), (2, b"")]
@@ -219,22 +288,22 @@ def test_a_full_disk_is_said_and_serving_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr("tandem.online.replay.save_file", full)
         for number in range(8):
-            drafter.learning.keep(text(number))
+            drafter.keep(number)
         wait_until(lambda: "No space left" in drafter.learning.status.problem)
     for number in range(8):
-        drafter.learning.keep(text(number))
+        drafter.keep(number)
     wait_until(lambda: drafter.learning.status.kept_texts == 8)
 
 
-def test_texts_that_come_faster_than_they_are_written_are_dropped(tmp_path: Path) -> None:
-    found = Drafter(tmp_path / "state")
-    for number in range(1000):  # its thread is not there yet
-        found.learning.keep(text(number))
-    found.learning.begin()
-    wait_until(lambda: found.learning.status.kept_texts == 256)
-    first = found.learning.replay.read(found.learning.replay.files()[0])[0]
-    assert first.token_ids[0] == 1000 - 256
-    found.learning.close()
+def test_texts_that_come_faster_than_they_are_written_are_dropped(drafter: Drafter) -> None:
+    def burst() -> None:  # in the thread itself, which writes nothing meanwhile
+        for number in range(1000):
+            drafter.keep(number)
+
+    drafter.learning._call(burst)
+    wait_until(lambda: drafter.learning.status.kept_texts == 64)
+    first = drafter.learning.replay.read(drafter.learning.replay.files()[0])[0]
+    assert first.token_ids[0] == 1000 - 64
 
 
 def test_a_folder_that_cannot_be_written_is_said(
@@ -244,7 +313,10 @@ def test_a_folder_that_cannot_be_written_is_said(
     found = Drafter(tmp_path / "state")
     found.learning.begin()
     assert "cannot be written" in found.learning.status.problem
-    found.learning.keep(text(1))
+    found.keep(1)
+    found.learning.freeze(frozen=False)
+    with pytest.raises(Unsupported, match="nothing to forget"):
+        found.learning.reset()
     found.learning.close()
     assert found.trainers == []
     assert not (tmp_path / "state" / "replay").exists()
@@ -254,5 +326,4 @@ def test_a_drafter_that_stops_takes_no_orders(drafter: Drafter) -> None:
     drafter.learning.close()
     with pytest.raises(Unavailable):
         drafter.learning.reset()
-    drafter.learning.begin()  # what was loading meanwhile
     assert drafter.trainer.killed

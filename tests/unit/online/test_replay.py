@@ -14,9 +14,9 @@ from tandem.online.replay import Replay
 
 def text(number: int, tokens: int = 10) -> KeptText:
     return KeptText(
-        np.full(tokens, number, np.int32),
+        np.full(tokens, number, np.uint32),
         np.array([4], np.int32),
-        np.zeros((1, TOP), np.int32),
+        np.zeros((1, TOP), np.uint32),
         np.ones((1, TOP), np.uint16),
         np.array([True]),
     )
@@ -44,9 +44,11 @@ def test_the_oldest_yield_where_it_grows_too_large(tmp_path: Path) -> None:
     replay = Replay(tmp_path, 3 * one, 60)
     for number in range(2, 9):
         replay.add([text(number)])
+        replay.prune()
         assert replay.bytes <= 3 * one
     assert numbers_in(replay) == [6, 7, 8]
     replay.add([text(9, 100_000)])  # more than is allowed: the newest alone stays
+    replay.prune()
     assert numbers_in(replay) == [9]
 
 

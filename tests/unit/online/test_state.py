@@ -89,6 +89,53 @@ def test_a_reset_is_a_further_version(state: StateFolder) -> None:
     assert left == {"state.json", "lock", "home.safetensors"}
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_reset_that_is_cut_has_forgotten_the_texts(
+    state: StateFolder, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    state.know("fingerprint")
+    state.take(offer(state, b"one"))
+    (state.path / "replay").mkdir()
+    (state.path / "replay" / "00000001-8.safetensors").touch()
+
+    def cut(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(StateFolder, "write", cut)
+        state.begin_again(anew=anew)
+    found = again(state)
+    assert (found.learnt.of, found.learnt.version) == ("fingerprint", 1)
+    assert Path(found.weights).read_bytes() == b"one"
+    assert not (state.path / "replay").exists()
+
+
+def test_a_reset_whose_texts_stay_is_none(
+    state: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.take(offer(state))
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("tandem.online.state.shutil.rmtree", refused)
+    with pytest.raises(OSError, match="not permitted"):
+        state.begin_again()
+    assert state.learnt.version == 1
+
+
+def test_what_a_killed_process_left_is_removed(state: StateFolder) -> None:
+    state.take(offer(state))
+    offer(state)
+    (state.path / "replay").mkdir()
+    left = ("replay/00000005-8.safetensors.new", "state.json.new", "weights/00000002.safetensors")
+    for name in left:
+        (state.path / name).write_bytes(b"half")
+    again(state)
+    names = {path.name for path in state.path.rglob("*") if path.is_file()}
+    assert names == {"state.json", "lock", "00000001.safetensors"}
+
+
 def test_another_checkpoint_begins_anew(state: StateFolder) -> None:
     state.know("fingerprint")
     (state.path / "home.safetensors").touch()
