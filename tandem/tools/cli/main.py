@@ -10,9 +10,9 @@ from tandem import __version__
 from tandem.tools.cli.commands.bench import bench
 from tandem.tools.cli.commands.chat import chat
 from tandem.tools.cli.commands.demo import demo
-from tandem.tools.cli.commands.distill import distill
+from tandem.tools.cli.commands.drafters.distill import distill
+from tandem.tools.cli.commands.drafters.index import index
 from tandem.tools.cli.commands.generate import generate
-from tandem.tools.cli.commands.index import index
 from tandem.tools.cli.commands.info import info
 from tandem.tools.cli.commands.load import load
 from tandem.tools.cli.commands.plan import plan

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tandem.distillation import run as runs
 from tandem.distillation.allocator import SETTINGS
 from tandem.errors import EngineFailure
-from tandem.tools.cli.commands import distill as command
+from tandem.tools.cli.commands.drafters import distill as command
 from tandem.tools.cli.main import app
 from tests.support.distilling import small_plan
 

@@ -1,0 +1,1 @@
+"""Commands that make drafters, or what they draft from, and steer what they learn."""
