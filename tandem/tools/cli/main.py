@@ -11,6 +11,7 @@ from tandem.tools.cli.commands.bench import bench
 from tandem.tools.cli.commands.chat import chat
 from tandem.tools.cli.commands.demo import demo
 from tandem.tools.cli.commands.drafters.distill import distill
+from tandem.tools.cli.commands.drafters.drafter import drafter
 from tandem.tools.cli.commands.drafters.index import index
 from tandem.tools.cli.commands.generate import generate
 from tandem.tools.cli.commands.info import info
@@ -58,3 +59,4 @@ for command in (generate, chat, demo, bench, load, plan, distill, info, top):
     app.command()(command)
 app.add_typer(trace)
 app.add_typer(index)
+app.add_typer(drafter)

@@ -12,8 +12,12 @@ DEFAULT_ADDRESS = "127.0.0.1:50050"
 HTTP_ADDRESS = "127.0.0.1:8000"
 
 
-def _address(value: str) -> str:
-    """A gRPC target that has a port, or needs none."""
+def host_and_port(value: str) -> str:
+    """A gRPC target that has a port, or needs none.
+
+    Raises:
+        typer.BadParameter: it has none.
+    """
     if not value.startswith("unix:") and not is_endpoint(value.rpartition("/")[2]):
         raise typer.BadParameter(f"{value!r} is not HOST:PORT")
     return value
@@ -27,14 +31,14 @@ AddressOption = Annotated[
         envvar="TANDEM_ADDRESS",
         metavar="HOST:PORT",
         help="Address of the orchestrator.",
-        callback=_address,
+        callback=host_and_port,
     ),
 ]
 
 
 def _addresses(value: str) -> str:
     for part in value.split(","):
-        _address(part)
+        host_and_port(part)
     return value
 
 
