@@ -30,6 +30,7 @@ class CountingOn:
         note_load: takes how many sequences it says it has open.
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
+        learns: whether it is a drafter whose feedback is for learning alone, not for its drafts.
         resumes: whether it is a target that can open a text between two rounds.
         feedback: of a drafter, what it wants; of a target, what it is asked to give to one.
     """
@@ -38,6 +39,7 @@ class CountingOn:
     note_load: Callable[[int], None]
     incarnation: int = 0
     prepares: bool = False
+    learns: bool = False
     resumes: bool = False
     feedback: FeedbackWanted = NO_FEEDBACK
 

@@ -168,7 +168,9 @@ class DraftCall:
         count = len(prepared.drafts)
         expect("outcomes of prepared.drafts", len(found), count, count)
         self._replica.note_load(prepared.open_sequences)
-        follows = step.round == before.round + 1 and not step.feedback
+        # What was sent ahead was drafted without the feedback that came since.
+        suits = self._replica.learns or not step.feedback
+        follows = suits and step.round == before.round + 1
         same = (step.gamma, step.max_nodes) == (before.gamma, before.max_nodes)
         draft = found.get(tuple(step.new_token_ids)) if follows and same else None
         return None if draft is None else _Sent(draft, prepared.prepared)

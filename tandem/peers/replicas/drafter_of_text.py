@@ -61,6 +61,7 @@ class DrafterOfText:
         counting = replace(
             counting_on(replica, wish_from(reply) or NO_FEEDBACK),
             prepares=reply.ahead > 0,
+            learns=reply.learns,
         )
         return client.sequence(remaining, waits, self._record, *limits, counting)
 

@@ -17,6 +17,7 @@ from tandem.peers.text.contracts import AheadWay, DraftReply, News
 from tandem.peers.text.record import TextRecord
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
+from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.tree import DraftSize
 from tests.support.wire.fakes import PATIENT
 
@@ -70,9 +71,9 @@ def prepared(round_: int, *outcomes: Sequence[int]) -> Response:
     return Response(prepared=message)
 
 
-def calling(prepares: bool = True) -> tuple[Peer, DraftCall]:
+def calling(prepares: bool = True, **traits: Any) -> tuple[Peer, DraftCall]:
     peer = Peer()
-    replica = CountingOn("", lambda _: None, prepares=prepares)
+    replica = CountingOn("", lambda _: None, prepares=prepares, **traits)
     call = DraftCall(peer, PATIENT, TextRecord(), 1 << 20, replica)
     call._vocab_size = 100
     return peer, call
@@ -140,6 +141,22 @@ async def test_drafts_of_another_outcome_round_or_size_are_not_taken(
     found = await ask(call, round_, 4, news, size)
     assert list(found.token_ids) == [1]
     assert not peer.told[-1][0].taken
+
+
+@pytest.mark.parametrize("learns", [True, False])
+async def test_feedback_makes_drafts_out_of_date_unless_it_is_for_learning_alone(
+    learns: bool,
+) -> None:
+    peer, call = calling(learns=learns, feedback=FeedbackWanted(top=1))
+    await asked_once(peer, call, [5, 7], there=1)
+    if not learns:
+        peer.answers.append(drafted(2, 6, [1]))
+    news = News([5, 7], [common_pb2.Feedback(round=1, predicted_ids=[6])])
+    found = await call.draft(2, 4, news, SIZE, False)
+    assert list(found.token_ids) == ([8, 9] if learns else [1])
+    step, _ = peer.told[-1]
+    assert (step.taken, len(step.feedback)) == (learns, 1)
+    assert not peer.answers
 
 
 @pytest.mark.parametrize(
