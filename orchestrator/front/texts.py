@@ -197,6 +197,7 @@ class Texts:
                 "gen_ai.usage.cache_read.input_tokens": counts.cached_tokens.get("target", 0),
                 "tandem.accepted": counts.accepted_tokens,
                 "tandem.drafter_cached_tokens": counts.cached_tokens.get("drafter", 0),
+                "tandem.drafter_weights_version": counts.weights_version,
             }
         )
         yield Summary(

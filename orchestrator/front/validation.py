@@ -146,6 +146,7 @@ class Validator:
             waits_for_drafter=request.seeded and request.gamma is not None and gamma != 0,
             cache_salt=cache_salt,
             cache_key=request.cache_key,
+            learn=request.learn,
             drafter_holds=held if 0 < held < len(prompt_ids) + max_new_tokens else None,
         )
 

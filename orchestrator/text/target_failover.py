@@ -94,6 +94,7 @@ class TargetWithFailover:
             emitted_tokens=len(emitted),
             log_probs=self._log_probs,
             cache_salt=generation.cache_salt,
+            learn=generation.learn,
             in_full=self._given_back >= _MOST_GIVEN_BACK,
         )
 

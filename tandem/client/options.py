@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
         request_id: for logs and traces.
         cache_salt: computed prefixes are shared with texts of the same salt alone.
         prompt_cache_key: texts with the same key prefer the same replicas.
+        learn: whether drafters that learn may keep the text; by default they may.
     """
 
     max_new_tokens: int | None
@@ -86,6 +87,7 @@ class Options(TypedDict, total=False):
     request_id: str | None
     cache_salt: str | None
     prompt_cache_key: str | None
+    learn: bool | None
 
 
 def generation_of(prompt: Prompt, options: Options) -> pb.Generation:
@@ -144,7 +146,7 @@ def _generation_of(prompt: Prompt, given: dict[str, Any]) -> pb.Generation:
         ),
         bad_strings=[word for word in words if isinstance(word, str)],
         log_probs=_log_probs_of(given),
-        **_of(given, "request_id", "cache_salt", "prompt_cache_key"),
+        **_of(given, "request_id", "cache_salt", "prompt_cache_key", "learn"),
     )
     if isinstance(prompt, str):
         generation.prompt = prompt

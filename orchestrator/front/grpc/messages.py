@@ -57,6 +57,7 @@ def request_from(message: pb.Generation) -> Request:
         seeded=message.sampling.HasField("seed"),
         cache_salt=message.cache_salt,
         cache_key=message.prompt_cache_key,
+        learn=message.learn if message.HasField("learn") else True,
     )
 
 
@@ -121,6 +122,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         cached_tokens=counts.cached_tokens.get("target", 0),
         drafter_cached_tokens=counts.cached_tokens.get("drafter", 0),
         given_back=counts.given_back,
+        drafter_weights_version=counts.weights_version,
         stages=_stages_to(summary.times),
         effective=_effective(generation),
     )

@@ -68,6 +68,7 @@ class Usage:
         self._prompts: dict[int, int] = {}
         self._cached: dict[int, int] = {}
         self._tokens = self._rounds = self._undrafted = self._drafted = self._accepted = 0
+        self._weights_version = 0
 
     def add_round(self, round_: Round) -> None:
         """Tokens came."""
@@ -88,6 +89,7 @@ class Usage:
         self._undrafted += counts.undrafted_rounds
         self._drafted += counts.drafted_tokens
         self._accepted += counts.accepted_tokens
+        self._weights_version = counts.weights_version
 
     def body(self) -> Json:
         """As OpenAI has it; `tandem` has what drafts did for it."""
@@ -103,6 +105,7 @@ class Usage:
                 "drafted_tokens": self._drafted,
                 "accepted_tokens": self._accepted,
                 "acceptance_rate": self._accepted / self._drafted if self._drafted else 0.0,
+                "drafter_weights_version": self._weights_version,
             },
         }
 

@@ -21,6 +21,8 @@ from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
+# Spans have no larger number.
+_MOST_VERSION = 2**63 - 1
 # In the order of drafter.proto's Outcome, from 1 on.
 _PREPARED = {
     drafter_pb2.DraftedStep.OUTCOME_HIT: PreparedOutcome.HIT,
@@ -80,6 +82,7 @@ class DraftCall:
             emitted_tokens=prompt.emitted_tokens,
             cache_salt=prompt.cache_salt,
             may_be_given_back=not prompt.in_full,
+            learn=None if prompt.learn else False,
         )
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.
@@ -89,7 +92,10 @@ class DraftCall:
         reply = await self._call.open(message, "opened", seconds, span)
         self._replica.require_same(reply.opened)
         self._call.expect("opened.cached_tokens", reply.opened.cached_tokens, 0, tokens)
+        version = reply.opened.weights_version
+        self._call.expect("opened.weights_version", version, 0, _MOST_VERSION)
         self._record.note_cached("drafter", reply.opened.cached_tokens)
+        self._record.counts.weights_version = version
         self._waits.opened(tokens)
         times = times_of(self._call, reply.opened)
         self._record.times.add_prefill("drafter", times)

@@ -256,13 +256,15 @@ def _rows_that_fit(
 
 
 def common_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
-    """The first replica, with limits that any of them keeps: a text may go to each."""
+    """The first replica, with limits that any of them keeps: a text may go to each; and the most
+    changes of weights that one of them has had."""
     info = common_pb2.ModelInfo()
     info.CopyFrom(replicas[0])
     for name in ("max_length", "max_gamma", "max_nodes", "max_sequences", "max_message_bytes"):
         setattr(info, name, min(getattr(replica, name) for replica in replicas))
     bounded = [replica.cache_tokens for replica in replicas if replica.cache_tokens]
     info.cache_tokens = min(bounded, default=0)
+    info.weights_version = max(replica.weights_version for replica in replicas)
     info.ClearField("incarnation")  # several replicas have several
     return info
 

@@ -31,6 +31,7 @@ class Prompt:
         emitted_tokens: how many of `token_ids` are not the prompt's.
         log_probs: that come with emitted tokens; None for none.
         cache_salt: prefixes are shared among sequences of an equal one.
+        learn: whether a drafter that learns may keep the text.
         resumes: the text was given back and goes on with the round that was not decided, which
             follows `first_round`; see target.proto.
         in_full: the sequence must not be given back.
@@ -47,6 +48,7 @@ class Prompt:
     emitted_tokens: int = 0
     log_probs: LogProbsWanted | None = None
     cache_salt: str = ""
+    learn: bool = True
     resumes: bool = False
     in_full: bool = False
 

@@ -32,6 +32,7 @@ class TextCounts:
         cached_tokens: that the first target and the first drafter had computed when the text
             began there, by role.
         given_back: how often its target needed its memory for older texts.
+        weights_version: of the last drafter that opened the text, see `ModelInfo`; 0 without one.
     """
 
     new_tokens: int = 0
@@ -46,6 +47,7 @@ class TextCounts:
     undrafted_rounds: int = 0
     cached_tokens: dict[str, int] = field(default_factory=dict)
     given_back: int = 0
+    weights_version: int = 0
 
     def add_round(
         self, gamma: int, nodes: int, ranks: Sequence[int], overlaps: Sequence[float]

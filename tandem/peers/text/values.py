@@ -41,6 +41,7 @@ class Request:
         seeded: whether the seed is the caller's.
         cache_salt: texts with another one share no computed prefix with this one.
         cache_key: texts with the same one prefer one replica.
+        learn: whether drafters that learn may keep it.
     """
 
     sampling: Sampling
@@ -65,6 +66,7 @@ class Request:
     seeded: bool = False
     cache_salt: str = ""
     cache_key: str = ""
+    learn: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Generation:
             and a draft length, which repeat a text only so.
         cache_salt: of the caller's name and salt, as services get it; empty without both.
         cache_key: texts with the same one prefer one replica; empty for none.
+        learn: whether drafters that learn may keep it.
         drafter_holds: length of the text, in tokens, up to which its drafter can hold it: then it
             goes on without drafts. None where that is all, or nothing is drafted.
     """
@@ -146,6 +149,7 @@ class Generation:
     waits_for_drafter: bool = False
     cache_salt: str = ""
     cache_key: str = ""
+    learn: bool = True
     drafter_holds: int | None = None
 
     @property

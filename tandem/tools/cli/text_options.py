@@ -116,6 +116,14 @@ NodesOption = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+NoLearnOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-learn",
+        help="Drafters that learn while they serve keep nothing of this text.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
 
 FrequencyPenaltyOption = Annotated[
     float | None,

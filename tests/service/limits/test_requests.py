@@ -210,6 +210,7 @@ OF_HTTP: dict[type[BaseModel], dict[str, tuple[Any, Any]]] = {
         "verifier_options": ({}, {"x": 1.0}),
         "tokens": (True, 1),
         "processed_logprobs": (True, 1),
+        "learn": (False, 0),
     },
     ResponseFormat: {"type": ("json_object", "x"), "json_schema": (None, {"schema": {}})},
     JsonSchema: {

@@ -188,6 +188,7 @@ DRAFTER_BREACHES: dict[str, Any] = {
     "more than the target takes": on_draft(grow),
     "time": on("drafted", take("queue")),
     "prefill": on("opened", take("forward")),
+    "version": on("opened", lambda opened: setattr(opened, "weights_version", 2**63)),
     "shared rows": on_draft(lambda draft: draft.row_of.append(0)),
     "kind": lambda reply: reply.CopyFrom(
         drafter_pb2.SequenceResponse(drafted=drafter_pb2.DraftedStep())

@@ -52,6 +52,7 @@ ATTRIBUTES = {
         "gen_ai.usage.output_tokens",
         "gen_ai.usage.cache_read.input_tokens",
         "tandem.drafter_cached_tokens",
+        "tandem.drafter_weights_version",
         "gen_ai.response.finish_reasons",
     },
     "round": {

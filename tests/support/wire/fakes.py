@@ -43,6 +43,7 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
 
     Attributes:
         shape, pure, recipe: the values that it reports.
+        openings: the messages that its sequences were opened with.
     """
 
     def __init__(self, **changes: Any) -> None:
@@ -50,6 +51,7 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
         self.shape: common_pb2.DraftShape.ValueType = CHAIN
         self.pure = True
         self.recipe = '{"method":"fake"}'
+        self.openings: list[drafter_pb2.OpenSequence] = []
 
     message = drafter_pb2.DraftResponse
     answer = drafter_pb2.SequenceResponse
@@ -68,7 +70,10 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
         self, request: drafter_pb2.SequenceRequest, tokens: list[int]
     ) -> drafter_pb2.SequenceResponse:
         tokens += request.open.token_ids
-        return drafter_pb2.SequenceResponse(opened=drafter_pb2.OpenedSequence())
+        if request.open.request_id != "trial":
+            self.openings.append(request.open)
+        opened = drafter_pb2.OpenedSequence(weights_version=self.info.weights_version)
+        return drafter_pb2.SequenceResponse(opened=opened)
 
     def _draft(
         self, request: drafter_pb2.SequenceRequest, tokens: list[int]

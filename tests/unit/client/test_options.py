@@ -49,3 +49,10 @@ def test_bytes_are_no_token_ids(prompt: Any, options: Any, name: str) -> None:
 def test_a_salt_and_a_key_of_the_cache_are_passed_on() -> None:
     asked = generation_of("x", {"cache_salt": "s", "prompt_cache_key": "k"})
     assert (asked.cache_salt, asked.prompt_cache_key) == ("s", "k")
+
+
+@pytest.mark.parametrize("learn", [None, True, False])
+def test_whether_a_text_may_be_kept_is_passed_on(learn: bool | None) -> None:
+    asked = generation_of("x", {"learn": learn})
+    assert asked.HasField("learn") == (learn is not None)
+    assert asked.learn == bool(learn)

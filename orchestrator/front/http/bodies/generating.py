@@ -53,6 +53,7 @@ class Speculation(Exact):
         tokens: each chunk, or the whole choice, has its tokens with their origins; the last one
             has where the time went.
         processed_logprobs: log probabilities are of the distribution that tokens are drawn from.
+        learn: whether drafters that learn may keep the text; None as True.
     """
 
     verifier: str | None = None
@@ -61,6 +62,7 @@ class Speculation(Exact):
     verifier_options: dict[str, float] = Field(default_factory=dict)
     tokens: bool = False
     processed_logprobs: bool = False
+    learn: bool | None = None
 
 
 class Generating(Body):
@@ -109,6 +111,7 @@ class Generating(Body):
         "num_return_sequences": "n",
         "verifier": "tandem.verifier",
         "gamma": "tandem.gamma",
+        "learn": "tandem.learn",
     }
     # Known, and without an effect here; docs/http.md lists them.
     ignored: ClassVar[frozenset[str]] = frozenset(
@@ -261,6 +264,7 @@ class Generating(Body):
             seeded=wanted is not None,
             cache_salt=self.cache_salt or "",
             cache_key=self.prompt_cache_key or "",
+            learn=own.learn is not False,
         )
 
     def _shaping(self) -> Shaping:

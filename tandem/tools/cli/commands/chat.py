@@ -15,6 +15,7 @@ from tandem.tools.cli.security import Security, secured
 from tandem.tools.cli.text_options import (
     GammaOption,
     MaxNewTokensOption,
+    NoLearnOption,
     SeedOption,
     TemperatureOption,
     TopKOption,
@@ -43,6 +44,7 @@ def chat(
     seed: SeedOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     gamma: GammaOption = None,
+    no_learn: NoLearnOption = False,
 ) -> None:
     """Talk with the target, by its chat template, with the colours of generate.
 
@@ -57,6 +59,7 @@ def chat(
         "seed": seed,
         "max_new_tokens": max_new_tokens,
         "gamma": gamma,
+        "learn": False if no_learn else None,
     }
     with reported():
         places = [security.at(one) for one in address.split(",")]

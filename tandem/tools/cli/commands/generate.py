@@ -26,6 +26,7 @@ from tandem.tools.cli.text_options import (
     MinPOption,
     MinTokensOption,
     NodesOption,
+    NoLearnOption,
     PresencePenaltyOption,
     RegexOption,
     RepetitionPenaltyOption,
@@ -111,6 +112,7 @@ def generate(
     verifier_option: VerifierOptionOption = None,
     gamma: GammaOption = None,
     nodes: NodesOption = None,
+    no_learn: NoLearnOption = False,
 ) -> None:
     """Continue a prompt, and mark the accepted drafted tokens while the text streams.
 
@@ -152,6 +154,7 @@ def generate(
                     "max_nodes": nodes,
                     "verifier": verifier,
                     "verifier_options": numbers_of(verifier_option or (), "--verifier-option"),
+                    "learn": False if no_learn else None,
                 },
             )
         except Refused as refused:

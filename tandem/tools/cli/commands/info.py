@@ -61,6 +61,8 @@ def _models(reply: pb.GetModelInfoResponse) -> Table:
         table.add_row("drafts inside", recipes)
     if reply.HasField("drafter"):
         table.add_row("recipe", "", recipes)
+    if reply.drafter.weights_version:
+        table.add_row("weights", "", f"version {reply.drafter.weights_version:,}")
     return table
 
 

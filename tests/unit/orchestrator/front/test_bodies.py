@@ -185,3 +185,17 @@ def test_a_salt_and_a_key_of_the_cache_reach_the_request() -> None:
 def test_another_salt_than_a_text_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^cache_salt: "):
         completion(cache_salt=value)
+
+
+@pytest.mark.parametrize("own", [{}, {"learn": None}, {"learn": True}])
+def test_a_text_may_be_kept_unless_it_says_no(own: dict[str, Any]) -> None:
+    assert completion(tandem=own).request("x", 0, "id").learn
+
+
+def test_a_text_that_may_not_be_kept() -> None:
+    asked = read(ChatBody, b'{"messages": [{"role": "u"}], "tandem": {"learn": false}}')
+    assert not asked.request("x", 0, "id").learn
+    with pytest.raises(InvalidRequest, match=r"^tandem.learn: "):
+        completion(tandem={"learn": 0})
+    with pytest.raises(InvalidRequest, match=r"^learn: .* did you mean tandem.learn\?"):
+        completion(learn=False)

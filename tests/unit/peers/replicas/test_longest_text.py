@@ -1,4 +1,4 @@
-"""How long a text may be."""
+"""How long a text may be, and what else replicas have in common."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def test_the_smallest_cache_counts_and_none_is_endless() -> None:
     infos = [common_pb2.ModelInfo(cache_tokens=tokens) for tokens in (0, 300, 200)]
     assert common_limits(infos).cache_tokens == 200
     assert common_limits(infos[:1]).cache_tokens == 0
+
+
+def test_the_most_changes_of_weights_count() -> None:
+    infos = [common_pb2.ModelInfo(weights_version=version) for version in (1, 4, 0)]
+    assert common_limits(infos).weights_version == 4

@@ -60,6 +60,12 @@ def test_a_drafter_without_a_model() -> None:
     assert rows["recipe"] == ["", "lookup"]
 
 
+@pytest.mark.parametrize("version", [0, 3])
+def test_weights_that_changed_have_their_version(version: int) -> None:
+    rows = table(common_pb2.ModelInfo(model="small", parameters=9, weights_version=version))
+    assert rows.get("weights") == (["", "version 3"] if version else None)
+
+
 def test_a_target_that_drafts() -> None:
     recipe = '{"method":"lookup","ngram":3}'
     reply = pb.GetModelInfoResponse(target=TARGET, drafts_by_target=True, drafter_recipes=[recipe])
