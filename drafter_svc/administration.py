@@ -37,7 +37,7 @@ class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
         async with status_boundary(context):
             own = self._own()
             status = own.status
-            return learning_pb2.GetLearningResponse(
+            reply = learning_pb2.GetLearningResponse(
                 weights_version=status.version,
                 frozen=status.frozen,
                 training=status.training,
@@ -48,10 +48,12 @@ class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
                 steps=status.steps,
                 updates=status.updates,
                 turned_down=status.turned_down,
-                overlap=learning_pb2.GetLearningResponse.Overlap(
-                    **status.overlap, forgotten=status.forgotten
-                ),
             )
+            if status.overlap:
+                reply.overlap.served = status.overlap["served"]
+                reply.overlap.trained = status.overlap["trained"]
+                reply.overlap.forgotten = status.forgotten
+            return reply
 
     async def ResetLearning(
         self, request: learning_pb2.ResetLearningRequest, context: Any

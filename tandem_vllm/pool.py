@@ -110,7 +110,8 @@ class DrafterPool:
         require_fit(self._target, reply.info, "a drafter")
         require_trees(self._target, reply)
         wanted = wish_from(reply)
-        if wanted is None or wanted.asks or wanted.probes:
+        # One that only learns from it drafts without.
+        if wanted is None or (wanted.asks and not reply.learns) or wanted.probes:
             raise Unavailable(
                 f"a drafter ({reply.info.model}, {reply.drafter}) reads what its target computes"
                 " (hidden states, predictions), which vLLM does not give: draft by METHOD=model"

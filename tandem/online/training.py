@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tandem.errors import EngineFailure
 from tandem.online.kept_text import KeptText, is_held_out
-from tandem.online.learner import MOST_HELD_OUT, TEXTS, Learner, Measured, Weights
+from tandem.online.learner import MOST_HELD_OUT, TEXTS, Learner, Measured
 from tandem.online.replay import Replay, ReplayFile
 
 # Texts to measure on, at least.
@@ -23,8 +23,8 @@ _FEWEST_HELD_OUT = 8
 _MEASURE_EVERY, _PATIENCE = 25, 8
 # What new weights must gain to be worth a change: more than chance, and this much of α.
 _LEAST_GAIN, _ERRORS = 0.003, 2.0
-# By how many nats tokens may be less likely than before: those that came, and those at home.
-_MOST_SURPRISE, _MOST_AT_HOME = 0.01, 0.05
+# By how many nats tokens of home texts may be less likely than at first.
+_MOST_AT_HOME = 0.05
 # Files that are held in memory.
 _FILES = 16
 
@@ -32,17 +32,15 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class HeldOutComparison:
     """Weights in training beside others, on texts that are held out.
 
     Attributes:
         served: mean overlap of the weights that are served with the target's rows.
         trained: of those in training.
         error: standard error of the difference.
-        surprise: −log q of the tokens that came, in nats, less that of the better of served and
-            first weights; above 0 is worse.
-        told: −log p of the tokens that came by the target's rows, less that of the weights that are
-            served; not below 0 for rows that say nothing of these texts.
+        unsaid: log q − log p of the tokens that came, in nats, with the weights that are served (q)
+            and the target's rows (p); not below 0 for rows that say nothing of these texts.
         home: −log q of the tokens of home texts, in nats, less that of the first weights.
         steps: of training.
     """
@@ -50,37 +48,31 @@ class Comparison:
     served: float
     trained: float
     error: float
-    surprise: float
-    told: float
+    unsaid: float
     home: float
     steps: int
 
     @property
     def fault(self) -> str:
         """Why the trained weights are not to be served; empty where they are."""
-        if not self.told < 0:
+        if not self.unsaid < 0:
             return "the target's rows do not say what came"
         gain = self.trained - self.served
         if not gain >= max(_LEAST_GAIN, _ERRORS * self.error):
             return "nothing gained"
-        if not self.surprise <= _MOST_SURPRISE:
-            return "the tokens that came are less likely"
         if not self.home <= _MOST_AT_HOME:
             return "home texts are forgotten"
         return ""
 
 
-def compared(
-    first: Measured, served: Measured, trained: Measured, home: float, steps: int
-) -> Comparison:
+def compared(served: Measured, trained: Measured, home: float, steps: int) -> HeldOutComparison:
     """Measurements of the same texts."""
     differences = trained.overlap - served.overlap
-    return Comparison(
+    return HeldOutComparison(
         float(served.overlap.mean()),
         float(trained.overlap.mean()),
         float(differences.std(ddof=1) / np.sqrt(len(differences))),
-        float(trained.surprise.mean() - min(served.surprise.mean(), first.surprise.mean())),
-        float(served.told.mean() - served.surprise.mean()),
+        float(served.unsaid.mean()),
         home,
         steps,
     )
@@ -115,8 +107,8 @@ class OnlineTraining:
         self._read = lru_cache(_FILES)(replay.read)
         self._known: dict[ReplayFile, npt.NDArray[np.float64]] = {}
         self._held_out: list[tuple[ReplayFile, int]] = []
-        # Of weights that do not change, on these texts.
-        self._measured: dict[Weights, tuple[Sequence[tuple[ReplayFile, int]], Measured]] = {}
+        # Of the weights that are served, on these texts.
+        self._served: tuple[Sequence[tuple[ReplayFile, int]], Measured] | None = None
         self._offers = self._without_gain = 0
 
     def go(self) -> None:
@@ -180,9 +172,8 @@ class OnlineTraining:
         texts = [text for each in found for text in each]
         if len(texts) < _FEWEST_HELD_OUT:
             return
-        others = [self._of(weights, texts) for weights in (Weights.FIRST, Weights.SERVED)]
-        trained = self._learner.measured(texts)
-        result = compared(*others, trained, self._learner.at_home(), self._learner.steps)
+        served, trained = self._of_served(texts), self._learner.measured(texts)
+        result = compared(served, trained, self._learner.at_home(), self._learner.steps)
         fault = result.fault
         told = {"measured": asdict(result), "fault": fault}
         if fault:
@@ -197,16 +188,16 @@ class OnlineTraining:
             path = self._folder / f"offer-{os.getpid()}-{self._offers}.safetensors"
             self._learner.write(path)
             self._learner.serve()
-            self._measured.pop(Weights.SERVED)
+            self._served = None
             told["offer"] = path.name
         self._tell(told)
 
-    def _of(self, weights: Weights, texts: Sequence[KeptText]) -> Measured:
-        """A measurement that is made once for the same texts."""
-        if weights in self._measured:
-            of, found = self._measured[weights]
+    def _of_served(self, texts: Sequence[KeptText]) -> Measured:
+        """A measurement that is made once for the same texts and weights."""
+        if self._served is not None:
+            of, found = self._served
             if of == self._held_out and len(found.overlap) == len(texts):
                 return found
-        found = self._learner.measured(texts, weights)
-        self._measured[weights] = self._held_out, found
+        found = self._learner.measured(texts, served=True)
+        self._served = self._held_out, found
         return found

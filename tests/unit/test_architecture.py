@@ -152,7 +152,8 @@ def test_scheduling_model_and_serving_are_apart() -> None:
         "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
         | {"entry_points", "errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
-        "distillation": {"client", "errors", "inference", "vocabulary"},
+        "distillation": {"client", "errors", "inference", "vocabulary", "whole_files"},
+        "online": {"distillation", "inference", "speculation", "errors", "whole_files"},
         "peers": {"rpc", "common", "drafter", "target", "speculation", "telemetry"}
         | {"errors", "profile", "settings"},
     }
@@ -217,7 +218,8 @@ def test_the_command_is_nobodys_library(folder: str) -> None:
 def test_only_the_models_side_touches_torch() -> None:
     rooms = ("speculation", "shaping", "kernels", "inference", "verification", "engine")
     side = (*(f"tandem.{room}" for room in (*rooms, "distillation")), "tandem_vllm.rule")
-    side += ("tandem_vllm.expand",)
+    side += ("tandem_vllm.expand", "tandem.online.home", "tandem.online.learner")
+    side += ("tandem.online.__main__",)  # the trainer's process
     for folder in PRODUCT:
         for module, name in imports(folder):
             if name.split(".")[0] in ("torch", "transformers", "numba"):

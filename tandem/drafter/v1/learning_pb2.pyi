@@ -98,7 +98,7 @@ class GetLearningResponse(google.protobuf.message.Message):
     """
     @property
     def overlap(self) -> Global___GetLearningResponse.Overlap:
-        """overlap of the newest measurement on texts that are held out. 0 before the first one."""
+        """overlap of the newest measurement on texts that are held out. Unset before the first one."""
 
     def __init__(
         self,

@@ -66,7 +66,8 @@ class OrchestratorServiceServicer:
         first is lost. All are freed when the call ends, however it ends. To stop a text, cancel the
         call.
         Idempotency: the same request with the same seed, a given gamma (and max_nodes) and float32
-        models gives the same tokens, unless a service is lost on the way. Such a text waits for a
+        models gives the same tokens, unless a service is lost on the way or a drafter learnt
+        meanwhile (Summary.drafter_weights_version). Such a text waits for a
         drafter with a free slot, until its deadline, or without one for the orchestrator's
         QUEUE_SECONDS; then it ends with DEADLINE_EXCEEDED or UNAVAILABLE. A call is safe to retry
         while no message has come. After that, resume, here or at another orchestrator of the same

@@ -27,7 +27,7 @@ LEARNING = pb.GetLearningResponse(
     steps=4321,
     updates=6,
     turned_down=2,
-    overlap=pb.GetLearningResponse.Overlap(served=0.5, trained=0.625, home=0.875),
+    overlap=pb.GetLearningResponse.Overlap(served=0.5, trained=0.625, forgotten=0.125),
 )
 
 
@@ -100,8 +100,8 @@ def test_status_says_how_far_it_is(address: str) -> None:
         "weights: version 7; 6 updates taken, 2 turned down",
         "learning: at work, 4,321 steps since the trainer's start",
         "texts: 1,234 kept since the start, 56 on the disk (3.0 MiB)",
-        "overlap on held-out texts: 0.500 as served, 0.625 as trained; on home texts 0.875 with the"
-        " first weights",
+        "overlap on held-out texts: 0.500 as served, 0.625 as trained; tokens of home texts are"
+        " 0.125 nats less likely than at first",
     ]
 
 

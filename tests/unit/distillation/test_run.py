@@ -375,7 +375,10 @@ def test_texts_that_changed_are_another_run(plan: Distillation, tmp_path: Path) 
 
 
 def test_two_runs_do_not_share_a_folder(plan: Distillation, tmp_path: Path) -> None:
-    with alone(tmp_path / "out" / "run"), pytest.raises(StartupError, match="another run is at"):
+    with (
+        alone(tmp_path / "out" / "run"),
+        pytest.raises(StartupError, match="another process is at"),
+    ):
         distill(plan, tmp_path / "out")
 
 

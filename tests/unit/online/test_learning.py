@@ -16,7 +16,7 @@ from tandem.online.state import StateFolder
 from tests.support.waiting import wait_until
 from tests.unit.online.test_kept_text import row, told
 
-MEASURED = {"served": 0.6, "trained": 0.65, "error": 0.01, "surprise": 0.0, "home": 0.01}
+MEASURED = {"served": 0.6, "trained": 0.65, "error": 0.01, "unsaid": -0.2, "home": 0.01}
 
 
 class FakeTrainer:

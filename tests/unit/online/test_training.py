@@ -20,9 +20,9 @@ from tandem.inference.loading.learnt_weights import load_weights
 from tandem.online import training
 from tandem.online.home import home_texts
 from tandem.online.kept_text import TOP, KeptText, is_held_out
-from tandem.online.learner import LENGTH, Learner, windows_of
+from tandem.online.learner import LENGTH, TEXTS, Learner, windows_of
 from tandem.online.replay import Replay
-from tandem.online.training import Comparison, OnlineTraining
+from tandem.online.training import HeldOutComparison, OnlineTraining
 from tests.support.models.tiny import random_llama
 
 VOCAB_SIZE = 64
@@ -147,7 +147,7 @@ def test_texts_that_are_held_out_are_never_learnt_from(trainer: Trainer, target:
     step = trainer.learner.step
     trainer.learner.step = lambda texts, numbers: learnt.extend(texts) or step(texts, numbers)  # type: ignore[method-assign, func-returns-value]
     trainer.training.round()
-    assert len(learnt) == 25 * 6
+    assert len(learnt) == 25 * TEXTS
     assert not any(map(is_held_out, learnt))
 
 
@@ -223,8 +223,8 @@ def test_a_step_that_fails_leaves_the_weights(drafter: Any, home: torch.Tensor) 
         assert torch.equal(own, first)
 
 
-GOOD = Comparison(
-    served=0.6, trained=0.62, error=0.005, surprise=0.0, told=-0.2, home=0.01, steps=25
+GOOD = HeldOutComparison(
+    served=0.6, trained=0.62, error=0.005, unsaid=-0.2, home=0.01, steps=25
 )
 
 
@@ -235,10 +235,8 @@ GOOD = Comparison(
         ({"trained": 0.602}, "nothing gained"),
         ({"error": 0.011}, "nothing gained"),
         ({"trained": float("nan")}, "nothing gained"),
-        ({"surprise": 0.02}, "the tokens that came are less likely"),
-        ({"surprise": float("nan")}, "the tokens that came are less likely"),
-        ({"told": 0.0}, "the target's rows do not say what came"),
-        ({"told": float("nan")}, "the target's rows do not say what came"),
+        ({"unsaid": 0.0}, "the target's rows do not say what came"),
+        ({"unsaid": float("nan")}, "the target's rows do not say what came"),
         ({"home": 0.1}, "home texts are forgotten"),
         ({"home": float("nan")}, "home texts are forgotten"),
     ],
@@ -260,7 +258,7 @@ def test_ids_that_the_drafter_does_not_have_are_read_as_it_reads_them(
     assert int(windows.following.max()) < VOCAB_SIZE
     assert len(windows.at) == 8 * (_TOKENS - 1)
     assert np.isfinite(trainer.learner.step(texts, np.random.default_rng(0)))
-    assert np.isfinite(trainer.learner.measured(texts).surprise).all()
+    assert np.isfinite(trainer.learner.measured(texts).unsaid).all()
 
 
 def test_a_window_has_the_rows_of_its_own_places() -> None:

@@ -114,7 +114,7 @@ def _lines(reply: pb.GetLearningResponse) -> Iterator[str]:
     overlap = reply.overlap
     yield (
         f"overlap on held-out texts: {overlap.served:.3f} as served, {overlap.trained:.3f} as"
-        f" trained; on home texts {overlap.home:.3f} with the first weights"
+        f" trained; tokens of home texts are {overlap.forgotten:.3f} nats less likely than at first"
     )
 
 
