@@ -78,7 +78,8 @@ def headers() -> tuple[list[str], list[str]]:
     folder = Path(sysconfig.get_paths()["include"])
     if not any(folder.rglob("*.h")):
         folder = Path(torch.__file__).parent / "include"
-    train, fresh = [], []
+    train: list[str] = []
+    fresh: list[str] = []
     for path in sorted(folder.rglob("*.h")):
         with suppress(UnicodeDecodeError):
             out = hashlib.sha256(path.name.encode()).digest()[0] % 5 == 0

@@ -44,7 +44,9 @@ class Backends:
         """Those of new sequences: the current one last, before it one for branches, if that is
         another."""
         apart = self._for_trees() if self._trees else None
-        return (self.current,) if apart in (None, self.current) else (apart, self.current)
+        if apart is None or apart is self.current:
+            return (self.current,)
+        return apart, self.current
 
     @property
     def num_earlier(self) -> int:

@@ -104,6 +104,8 @@ class ServiceProcess:
         entry = _entry(line)
         event = entry.get("event")
         if event == "listening":
+            if entry.get("admin_port"):
+                self.further_ports["ADMIN_LISTEN"] = int(entry["admin_port"])
             self.port = int(entry["port"])
         elif event in _FURTHER:
             self.further_ports[_FURTHER[event]] = int(entry["port"])

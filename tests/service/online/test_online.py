@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -31,7 +32,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
-from tests.exactness import Case, counts_at, target_law
+from tests.exactness import CELLS, Case, counts_at, target_law
 from tests.service.conftest import address_of, connect, start
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import noisy
@@ -132,8 +133,6 @@ async def drafter(near_pair: tuple[Path, Path], tmp_path: Path) -> AsyncIterator
 
 def told(*rows: tuple[list[int], list[int]]) -> common_pb2.Feedback:
     """Predictions of round 1, at the places from 0 on: ids and weights of each."""
-    import numpy as np
-
     predictions = common_pb2.Rows(
         sizes=[len(ids) for ids, _ in rows],
         ids=b"".join(np.array(ids, "<u4").tobytes() for ids, _ in rows),
@@ -362,12 +361,12 @@ async def test_texts_keep_their_law_while_weights_change(
     drafter: Served, near_pair: tuple[Path, Path], random_pair: tuple[Path, Path]
 ) -> None:
     async with served(drafter, near_pair[1]) as (address, _):
-        case, counts = Case("block", 3, "dense", 0), None
+        case, counts = Case("block", 3, "dense", 0), np.zeros(CELLS, np.int64)
         for part in range(4):
             texts = counts_at(address, case, range(75 * part, 75 * (part + 1)))
             change = drafter.change(noisy(near_pair[0], 0.1 * part, part))
             found, _ = await asyncio.gather(texts, change)
-            counts = found if counts is None else counts + found
+            counts += found
         assert drafter.learning.status.version == 4
         assert chi_square_p_value(counts, target_law(near_pair[1])) > 1e-4
         assert chi_square_p_value(counts, target_law(random_pair[0])) < 1e-4, "any law would pass"

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -57,6 +57,10 @@ def trainers(folder: Path) -> list[int]:
     return found
 
 
+def gone(pid: int) -> Callable[[], bool]:
+    return lambda: not Path(f"/proc/{pid}").exists()
+
+
 def readable(folder: Path) -> int:
     """The version of a state, whose weights are whole."""
     try:
@@ -93,7 +97,7 @@ def test_a_trainer_learns_and_ends_with_its_drafter(
         assert 0 < told.overlap.served <= 1
         (pid,) = trainers(folder)
         os.kill(services.drafter.id, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        wait_until(gone(pid))
     readable(folder)
 
 
@@ -123,7 +127,7 @@ def test_kills_at_any_moment_break_nothing(near_pair: tuple[Path, Path], tmp_pat
                     os.kill(services.drafter.id, signal.SIGKILL)
                     wait_until(lambda: services.drafter.exit_code is not None)
                     version = readable(folder)
-                    wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+                    wait_until(gone(pid))
                     services.stack.restart("drafter")
                 else:
                     with suppress(ProcessLookupError):

@@ -60,7 +60,7 @@ def test_a_process_that_is_killed_leaves_weights_that_are_whole(
     for number in range(1, 4):
         left, real = [number], getattr(Path, cut)
 
-        def counted(path: Path, *rest: object, left=left, real=real, **keys: object):  # type: ignore[no-untyped-def]
+        def counted(path: Path, *rest: object, left=left, real=real, **keys: object):
             left[0] -= 1
             if not left[0]:
                 raise KeyboardInterrupt  # nothing behind it happens
