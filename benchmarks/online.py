@@ -1,11 +1,12 @@
 """What a drafter learns from its traffic, and what that costs the texts beside it.
 
-    python -m benchmarks.online [--texts 300] [--seconds 30] [--minutes 5]
+    python -m benchmarks.online [--texts 300] [--seconds 30] [--minutes 8]
 
 The embedded pair writes texts that continue C headers, which its drafter has never seen: those of
 Python's include folder, or of torch's where there is none. Each version of the weights that it
-serves is measured afterwards on headers that no text came from, and at home, on held-out Python.
-Then texts are written in turn while learning is frozen and while it goes on.
+serves is measured afterwards on what the target writes behind headers that no text came from, and
+at home, behind held-out Python. Then texts are written in turn while learning is frozen and while
+it goes on.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ from benchmarks.measure.texts import asked, summaries
 from models import corpus
 from tandem.distillation.divergences import tvd
 from tandem.distillation.drafters import read_model, read_tokenizer
+from tandem.distillation.teachers import continue_rows
 from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
 from tandem.inference.loading.learnt_weights import load_weights
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.local.pair import Pair
 
-_PROMPT, _NEW, _AT_ONCE = 64, 192, 4
-_WINDOWS, _LENGTH = 48, 256
+_PROMPT, _NEW, _AT_ONCE = 64, 448, 4
+# Texts that are measured on, and those of a turn.
+_MEASURED, _SHORT = 96, 192
 # Texts between two looks at what is accepted.
 _GROUP = 50
 _TURNS, _TURN_TEXTS = 7, 12
@@ -100,20 +103,26 @@ def cuts(texts: Sequence[str], tokenizer: Any, count: int, length: int, seed: in
     return np.stack(found)
 
 
+def written(target: Any, prompts: Ids, seed: int) -> Tensor:
+    """[n, time] prompts with what the target writes behind them at temperature 1."""
+    room = np.zeros((len(prompts), _SHORT), np.int64)
+    tokens = torch.from_numpy(np.concatenate([prompts, room], 1))
+    known = torch.full((len(prompts),), _PROMPT)
+    vocabulary = target.config.get_text_config().vocab_size
+    return continue_rows(target, tokens, known, vocabulary, torch.Generator().manual_seed(seed))
+
+
 @torch.no_grad()
-def alpha(target: Any, drafter: Any, windows: Tensor) -> float:
-    """The mean of Σ min(p, q) over windows [n, time + 1]."""
-    shared = [
-        1
-        - tvd(
-            *(
-                model(input_ids=part[:, :-1], use_cache=False).logits.log_softmax(-1)
-                for model in (target, drafter)
-            )
-        ).mean()
-        for part in torch.split(windows, 8)
-    ]
-    return float(torch.stack(shared).mean())
+def alpha(target: Any, drafter: Any, texts: Tensor) -> float:
+    """The mean of Σ min(p, q) at the places that the target wrote, of texts [n, time]."""
+    shared = []
+    for part in torch.split(texts, 8):
+        rows = [
+            model(input_ids=part[:, :-1], use_cache=False).logits[:, _PROMPT - 1 :].log_softmax(-1)
+            for model in (target, drafter)
+        ]
+        shared.append(1 - tvd(*rows))
+    return float(torch.cat(shared).mean())
 
 
 async def watch(folder: Path, kept: Path, done: list[int], began: float) -> None:
@@ -166,7 +175,7 @@ async def cost(address: str, admin: str, prompts: Ids) -> list[dict[str, float]]
                         break
                     await asyncio.sleep(_POLL_SECONDS)
                 texts = [
-                    asked(number, _NEW, prompt=prompt.tolist(), gamma=4)
+                    asked(number, _SHORT, prompt=prompt.tolist(), gamma=4)
                     for number, prompt in enumerate(prompts[:_TURN_TEXTS])
                 ]
                 rounds = [
@@ -180,18 +189,23 @@ async def cost(address: str, admin: str, prompts: Ids) -> list[dict[str, float]]
     return found
 
 
-def measured(kept: Path, pair: Pair, fresh: Tensor, home: Tensor) -> list[Version]:
-    """All versions."""
+def measured(kept: Path, pair: Pair, fresh: Ids, home: Ids) -> list[Version]:
+    """All versions, on what the target writes behind prompts."""
     target, drafter = (
         read_model(str(path), torch.float32, torch.device("cpu"))
         for path in (pair.target, pair.drafter)
     )
-    found = [Version(0, 0, 0.0, alpha(target, drafter, fresh), alpha(target, drafter, home))]
+    texts = [written(target, prompts, seed) for seed, prompts in enumerate((fresh, home))]
+
+    def figures() -> tuple[float, float]:
+        first, second = (alpha(target, drafter, each) for each in texts)
+        return first, second
+
+    found = [Version(0, 0, 0.0, *figures())]
     for path in sorted(kept.iterdir(), key=lambda path: int(path.name.split("-")[0])):
-        number, texts, seconds = path.name.split("-")
+        number, count, seconds = path.name.split("-")
         load_weights(drafter, path)
-        figures = alpha(target, drafter, fresh), alpha(target, drafter, home)
-        found.append(Version(int(number), int(texts), float(seconds), *figures))
+        found.append(Version(int(number), int(count), float(seconds), *figures()))
     return found
 
 
@@ -204,7 +218,10 @@ def picture(versions: Sequence[Version], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
     texts = [version.texts for version in versions]
-    for name, label in (("fresh", "fresh C headers"), ("home", "home: held-out Python")):
+    for name, label in (
+        ("fresh", "behind fresh C headers"),
+        ("home", "at home: behind held-out Python"),
+    ):
         values = [getattr(version, name) for version in versions]
         axes.plot(texts, values, marker="o", markersize=3, label=label)
     axes.set_xlabel("texts that continued C headers")
@@ -221,7 +238,7 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training a minute")
-    parser.add_argument("--minutes", type=float, default=5.0, help="over which texts are spread")
+    parser.add_argument("--minutes", type=float, default=8.0, help="over which texts are spread")
     parser.add_argument("--out", type=Path, default=RESULTS / "online.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "online.png")
     options = parser.parse_args()
@@ -231,10 +248,7 @@ def main() -> None:
     train, other = headers()
     prompts = cuts(train, tokenizer, options.texts, _PROMPT, 1)
     at_home = [text for name, text in corpus.sources() if corpus.held_out(name)]
-    fresh, home = (
-        torch.from_numpy(cuts(texts, tokenizer, _WINDOWS, _LENGTH + 1, 2))
-        for texts in (other, at_home)
-    )
+    fresh, home = (cuts(texts, tokenizer, _MEASURED, _PROMPT, 2) for texts in (other, at_home))
     with tempfile.TemporaryDirectory() as scratch:
         folder, kept = Path(scratch) / "state", Path(scratch) / "kept"
         kept.mkdir()
@@ -258,7 +272,7 @@ def main() -> None:
             "version": version.number,
             "texts": version.texts,
             "seconds": f"{version.seconds:.0f}",
-            "α, fresh headers": f"{version.fresh:.3f}",
+            "α, fresh": f"{version.fresh:.3f}",
             "α, home": f"{version.home:.3f}",
         }
         for version in versions

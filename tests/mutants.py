@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.learning_mutants import OF_DISTILLATION, OF_ONLINE
 from tests.support.mutants import (
     OF_BLOCKS,
     OF_CHAINS,
-    OF_DISTILLATION,
     OF_GROWING,
     OF_PHRASES,
     OF_ROUTING,
@@ -393,6 +393,7 @@ MUTANTS = (
     *OF_GROWING,
     *OF_PHRASES,
     *OF_DISTILLATION,
+    *OF_ONLINE,
 )
 
 

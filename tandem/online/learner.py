@@ -24,9 +24,9 @@ from tandem.whole_files import writing
 
 # Tokens of a window that is learnt from, and texts of a step: of the traffic, and of home.
 LENGTH = 256
-TEXTS, _HOME_TEXTS = 12, 2
+TEXTS, _HOME_TEXTS = 12, 3
 _DIVERGENCE = "tvd"
-_RATE = 1e-3
+_RATE = 6e-4
 # Of the running mean, what a step leaves of it; and of how many first steps it is the mean alone.
 _MEAN, _FIRST_STEPS = 0.98, 5
 # Texts of each kind that are measured on.

@@ -49,8 +49,8 @@ OF_BLOCKS = (
     Mutant(
         "prefixes: the salt is left out",
         _BLOCKS,
-        'blake2b(salt.encode(), digest_size=_KEY_BYTES, person=b"salt")',
-        'blake2b(digest_size=_KEY_BYTES, person=b"salt")',
+        'blake2b(salt.encode(), digest_size=_KEY_BYTES, key=version, person=b"salt")',
+        'blake2b(digest_size=_KEY_BYTES, key=version, person=b"salt")',
         (_PREFIXES,),
     ),
     Mutant(
@@ -422,54 +422,5 @@ OF_PHRASES = (
         "        ]\n"
         "        draft = replace(draft, token_ids=refined)",
         ("tests/service/recipes/test_predicted.py",),
-    ),
-)
-
-_DISTILLED = "tests/unit/distillation/test_run.py"
-_TRAINED_ON = "tests/unit/distillation/test_training_texts.py"
-_DIVERGENCES = "tests/unit/distillation/test_divergences.py"
-
-OF_DISTILLATION = (
-    Mutant(
-        "distillation: a run goes on with fresh optimisers",
-        "tandem/distillation/trainer.py",
-        "optimiser.load_state_dict(saved)",
-        "saved.clear()",
-        (_DISTILLED,),
-    ),
-    Mutant(
-        "distillation: a step that is not finite is taken",
-        "tandem/distillation/trainer.py",
-        "if not (math.isfinite(total) and bool(norm.isfinite())):",
-        "if False:",
-        (_DISTILLED,),
-    ),
-    Mutant(
-        "distillation: places behind the end of a text count",
-        "tandem/distillation/training_texts.py",
-        "return counts & (ended.cumsum(1)[:, :-1] == 0)",
-        "return counts & (ended.cumsum(1)[:, :-1] >= 0)",
-        (_TRAINED_ON,),
-    ),
-    Mutant(
-        "distillation: what the target said belongs to the place behind",
-        "tandem/distillation/teachers.py",
-        "told.log_probs[:, place - 1], told.ids[:, place - 1] = values, ids",
-        "told.log_probs[:, place - 2], told.ids[:, place - 2] = values, ids",
-        (_TRAINED_ON,),
-    ),
-    Mutant(
-        "distillation: the tokens that a row leaves out have no mass",
-        "tandem/distillation/divergences.py",
-        "return torch.cat([log_probs, rest.clamp(min=_LEAST_REST).log()], -1)",
-        "return log_probs.log_softmax(-1)",
-        (_DIVERGENCES,),
-    ),
-    Mutant(
-        "distillation: the worst drafter is kept",
-        "tandem/distillation/run.py",
-        "if not sum(means.values()) > sum(before):",
-        "if sum(means.values()) > sum(before):",
-        (_DISTILLED,),
     ),
 )

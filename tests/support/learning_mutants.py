@@ -1,0 +1,133 @@
+"""Mutants of what drafters learn: by distillation, and while they serve."""
+
+from __future__ import annotations
+
+from tests.support.mutants import Mutant
+
+_DISTILLED = "tests/unit/distillation/test_run.py"
+_TRAINED_ON = "tests/unit/distillation/test_training_texts.py"
+_DIVERGENCES = "tests/unit/distillation/test_divergences.py"
+
+OF_DISTILLATION = (
+    Mutant(
+        "distillation: a run goes on with fresh optimisers",
+        "tandem/distillation/trainer.py",
+        "optimiser.load_state_dict(saved)",
+        "saved.clear()",
+        (_DISTILLED,),
+    ),
+    Mutant(
+        "distillation: a step that is not finite is taken",
+        "tandem/distillation/trainer.py",
+        "if not (math.isfinite(total) and bool(norm.isfinite())):",
+        "if False:",
+        (_DISTILLED,),
+    ),
+    Mutant(
+        "distillation: places behind the end of a text count",
+        "tandem/distillation/training_texts.py",
+        "return counts & (ended.cumsum(1)[:, :-1] == 0)",
+        "return counts & (ended.cumsum(1)[:, :-1] >= 0)",
+        (_TRAINED_ON,),
+    ),
+    Mutant(
+        "distillation: what the target said belongs to the place behind",
+        "tandem/distillation/teachers.py",
+        "told.log_probs[:, place - 1], told.ids[:, place - 1] = values, ids",
+        "told.log_probs[:, place - 2], told.ids[:, place - 2] = values, ids",
+        (_TRAINED_ON,),
+    ),
+    Mutant(
+        "distillation: the tokens that a row leaves out have no mass",
+        "tandem/distillation/divergences.py",
+        "return torch.cat([log_probs, rest.clamp(min=_LEAST_REST).log()], -1)",
+        "return log_probs.log_softmax(-1)",
+        (_DIVERGENCES,),
+    ),
+    Mutant(
+        "distillation: the worst drafter is kept",
+        "tandem/distillation/run.py",
+        "if not sum(means.values()) > sum(before):",
+        "if sum(means.values()) > sum(before):",
+        (_DISTILLED,),
+    ),
+)
+
+_KEPT = "tandem/online/kept_text.py"
+_TRAINED = "tests/unit/online/test_training.py"
+_HEARD = "tests/unit/online/test_kept_text.py"
+_LEARNING = "tests/unit/online/test_learning.py"
+_SERVED = "tests/service/online/test_online.py"
+
+OF_ONLINE = (
+    Mutant(
+        "online: a row is kept at the place behind its own",
+        _KEPT,
+        "first = len(self.token_ids) - 1",
+        "first = len(self.token_ids)",
+        (_HEARD,),
+    ),
+    Mutant(
+        "online: rows of a round that is not the draft's are kept",
+        _KEPT,
+        "if len(rows) == len(emitted) <= depth + 1:",
+        "if rows:",
+        (_HEARD,),
+    ),
+    Mutant(
+        "online: texts that are held out are learnt from",
+        "tandem/online/training.py",
+        "[0 if is_held_out(each) else 1 + each.rejected.sum() for each in texts]",
+        "[1 + each.rejected.sum() for each in texts]",
+        (_TRAINED,),
+    ),
+    Mutant(
+        "online: rows of another model are believed",
+        "tandem/online/training.py",
+        "if not self.unsaid < 0:",
+        "if False:",
+        (_TRAINED,),
+    ),
+    Mutant(
+        "online: a text that must not be kept is",
+        "drafter_svc/sequence.py",
+        'kept = not request.cache_salt and (request.learn or not request.HasField("learn"))',
+        "kept = True",
+        (_SERVED,),
+    ),
+    Mutant(
+        "online: a text that began before a reset is kept",
+        "tandem/online/learning.py",
+        "current = heard.epoch == self._epoch and not self.status.frozen",
+        "current = not self.status.frozen",
+        (_LEARNING,),
+    ),
+    Mutant(
+        "online: what a trainer that was ended says is heard",
+        "tandem/online/learning.py",
+        "self._hear(said) if trainer is self._trainer else None",
+        "self._hear(said)",
+        (_LEARNING,),
+    ),
+    Mutant(
+        "online: new weights compute into the pool of the old ones",
+        "tandem/inference/decoder.py",
+        "            self._give_room_beside(backend, version)\n                made",
+        "            backend.pool = before.pool\n                made",
+        (_SERVED,),
+    ),
+    Mutant(
+        "online: open sequences get the new weights",
+        "tandem/inference/passes/backends.py",
+        "own = [i for i, feed in enumerate(feeds) if feed.cache.pool is backend.pool]",
+        "own = [*range(len(feeds))] if backend is self.current else []",
+        (_SERVED,),
+    ),
+    Mutant(
+        "online: the state names weights before they are there",
+        "tandem/online/state.py",
+        '        offer.replace(self.path / "weights" / name)\n',
+        "",
+        ("tests/unit/online/test_state.py",),
+    ),
+)
