@@ -189,6 +189,17 @@ async def cost(address: str, admin: str, prompts: Ids) -> list[dict[str, float]]
     return found
 
 
+def trainer_mib(folder: Path) -> float:
+    """The most memory that the trainer of a folder has had; 0 where none is at work."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if b"tandem.online" in command and str(folder).encode() in command:
+                status = (entry / "status").read_text()
+                return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return 0.0
+
+
 def measured(kept: Path, pair: Pair, fresh: Ids, home: Ids) -> list[Version]:
     """All versions, on what the target writes behind prompts."""
     target, drafter = (
@@ -261,6 +272,7 @@ def main() -> None:
             address = stack.addresses["orchestrator"]
             console.print(f"{options.texts} texts in {options.minutes:g} minutes")
             accepted = asyncio.run(learn(address, prompts, folder, kept, options))
+            memory = trainer_mib(folder)
             console.print("what it costs")
             turns = asyncio.run(
                 cost(address, stack.further_addresses("ADMIN_LISTEN")["drafter"], prompts)
@@ -281,7 +293,7 @@ def main() -> None:
     console.print(
         f"α of each {_GROUP} texts: {', '.join(f'{each:.3f}' for each in accepted)}\n"
         f"p50 of a round, learning over frozen: {median(ratios):.3f}"
-        f" ({min(ratios):.3f} to {max(ratios):.3f})"
+        f" ({min(ratios):.3f} to {max(ratios):.3f}); the trainer has had {memory:.0f} MiB"
     )
     keep(
         options.out,
@@ -292,6 +304,7 @@ def main() -> None:
         mean_accepted=fmean(accepted),
         rounds_ms=turns,
         round_ratio=ratios,
+        trainer_mib=memory,
     )
     picture(versions, options.picture)
 
