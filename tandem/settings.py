@@ -221,8 +221,7 @@ class ModelSettings(ServiceSettings):
         gt=0,
         le=100,
         description="with 0.75, prompts may make a forward pass that they share with running"
-        " sequences take 1.75 times as long; where more prompts wait than sequences run, as many"
-        " times more, at most four times; used if PREFILL_CHUNK is 0",
+        " sequences take 1.75 times as long; used if PREFILL_CHUNK is 0",
     )
     graph_rows: int = Field(
         512,

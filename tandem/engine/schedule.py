@@ -16,9 +16,6 @@ from tandem.profile import Profile
 _ROWS_ALONE = 10
 # However fast the device is: what a pass computes on the way has no memory set aside.
 _LARGEST_ALONE = 2048
-# Where more prompts wait than texts run, they may delay these by as many times more, up to so many:
-# each token of a prompt then ends the wait of more texts than it makes wait.
-_MOST_CROWD = 4.0
 # Products compute rows in tiles of up to as many: row 129 costs a CPU a quarter of those before it.
 _TILE = 128
 
@@ -50,21 +47,19 @@ class BatchLimits:
         same."""
         return self.token_budget + (self.prefill_chunk or max(_LARGEST_ALONE, self.token_budget))
 
-    def chunk_beside(self, running: Sequence[Job[Any]], depth: int = 0, crowd: float = 1.0) -> int:
+    def chunk_beside(self, running: Sequence[Job[Any]], depth: int = 0) -> int:
         """Prompt tokens in the step of running sequences, in the mean of several steps.
 
         Args:
             running: in the step.
             depth: positions of the prompt before them.
-            crowd: prompts that wait for each text that runs.
         """
         if self.prefill_chunk:
             return self.prefill_chunk
         sequences = max(len(running), 1)
         rows = max(sum(job.tokens for job in running), 1)
         together = self.profile.at(sequences, rows / sequences)
-        share = self.prefill_share * min(max(crowd, 1.0), _MOST_CROWD)
-        found = self.profile.rows_within(share * together, rows)
+        found = self.profile.rows_within(self.prefill_share * together, rows)
         return round(min(max(found / (1 + depth / self.span), 1), self.token_budget))
 
     @property
@@ -114,11 +109,8 @@ def select(
             selected.append(job)
     if not opening:
         return selected
-    others = open_sequences - len(opening)
-    if others <= 0:  # no round has to wait
-        chunk = limits.chunk_alone
-    else:
-        chunk = limits.chunk_beside(selected, _depth(opening), len(opening) / others)
+    alone = open_sequences <= len(opening)  # no round has to wait
+    chunk = limits.chunk_alone if alone else limits.chunk_beside(selected, _depth(opening))
     return selected + _share_chunk(opening, chunk, max(chunk, saved))
 
 

@@ -98,42 +98,13 @@ def test_a_long_prompt_delays_others_by_a_chunk_a_step() -> None:
     assert len(load.chunks) == 4000 // CHUNK
 
 
-def test_many_prompts_wait_less_for_few_texts() -> None:
-    """Four times the share at most; one prompt beside a text has the share that is set."""
-    few = [running()]
-    alone = LIMITS.chunk_beside(few)
-    chunks = []
-    for waiting in (1, 2, 8):
-        jobs = [*few, *(prompt(2000) for _ in range(waiting))]
-        step = select(jobs, 1 + waiting, LIMITS)
-        chunks.append(sum(job.chunk for job in step if job.opening))
-    assert chunks[0] == alone
-    assert chunks[1] == LIMITS.chunk_beside(few, crowd=2.0) > alone
-    assert chunks[2] == LIMITS.chunk_beside(few, crowd=4.0) > chunks[1]
-    # The texts between two of their jobs count too.
-    jobs = [*few, *(prompt(2000) for _ in range(8))]
-    step = select(jobs, 8 + 16, LIMITS)
-    assert sum(job.chunk for job in step if job.opening) == alone
-
-
 def test_short_prompts_without_end_take_a_chunk_a_step_in_the_mean() -> None:
-    """As long as no more wait than texts run."""
     load = Load(4)
     for _ in range(200):
-        load.come(*[20] * (4 - len(load._prompts)))
+        load.come(20, 20, 20)
         load.step()
     assert sum(load.chunks) <= 200 * CHUNK + LIMITS.chunk_alone
     assert max(load.chunks) <= LIMITS.chunk_alone
-
-
-def test_more_short_prompts_than_can_be_computed_take_four_times_as_much_at_most() -> None:
-    load = Load(4)
-    for _ in range(200):
-        load.come(*[20] * 40)
-        load.step()
-    most = LIMITS.chunk_beside([running()] * 4, crowd=4.0)
-    assert 200 * CHUNK < sum(load.chunks) <= 200 * most + LIMITS.chunk_alone
-    assert max(load.chunks) <= max(LIMITS.chunk_alone, most)
 
 
 def test_a_long_prompt_goes_on_beside_short_ones_without_end() -> None:
