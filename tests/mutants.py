@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.learning_mutants import OF_DISTILLATION, OF_ONLINE
-from tests.support.mutants import (
+from tests.support.mutants.learning import OF_DISTILLATION, OF_ONLINE
+from tests.support.mutants.serving import (
     OF_BLOCKS,
     OF_CHAINS,
     OF_GROWING,

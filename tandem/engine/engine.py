@@ -102,7 +102,7 @@ class Engine:
         # Reports that are not told yet, of jobs that go on; and steps since reports were last told.
         self._untold: list[tuple[Job[Any], Sequence[JobReport]]] = []
         self._held = 0
-        self._saved = self._most_saved = limits.chunk_alone
+        self._saved = self._most_saved = limits.most_saved
         self._arrivals: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[AdmittedSequence] = queue.SimpleQueue()
         # Why no job is taken any more; empty while the engine runs.
@@ -112,7 +112,7 @@ class Engine:
     def expect(self, profile: Profile) -> None:
         """Size the next chunks of prompts by other passes; from any thread."""
         self._limits = replace(self._limits, profile=profile)
-        self._most_saved = self._limits.chunk_alone
+        self._most_saved = self._limits.most_saved
 
     def start(self) -> None:
         """Start the thread, for awaitables on the running loop."""

@@ -16,6 +16,9 @@ from tandem.profile import Profile
 _ROWS_ALONE = 10
 # However fast the device is: what a pass computes on the way has no memory set aside.
 _LARGEST_ALONE = 2048
+# Full steps of prompts that quiet ones save up for: a burst of short prompts has so many of them,
+# whoever runs, since texts that run together share each pass.
+_MOST_SAVED = 8
 # Products compute rows in tiles of up to as many: row 129 costs a CPU a quarter of those before it.
 _TILE = 128
 
@@ -64,13 +67,18 @@ class BatchLimits:
 
     @property
     def chunk_alone(self) -> int:
-        """Prompt tokens in a step where no sequence is running. As many may be saved by steps that
-        had fewer than a chunk, for prompts that one step completes."""
+        """Prompt tokens in a step where no sequence is running. A step may take as many of what is
+        saved, for prompts that it completes."""
         if self.prefill_chunk:
             return self.prefill_chunk
         found = self.profile.rows_within(_ROWS_ALONE * self.profile.at(1, 1))
         rows = round(min(max(found, 1), _LARGEST_ALONE))
         return rows // _TILE * _TILE or rows
+
+    @property
+    def most_saved(self) -> int:
+        """Prompt tokens that are saved by steps that had fewer than a chunk."""
+        return _MOST_SAVED * self.chunk_alone
 
 
 # Passes of which a draft is made.
@@ -111,12 +119,12 @@ def select(
         return selected
     alone = open_sequences <= len(opening)  # no round has to wait
     chunk = limits.chunk_alone if alone else limits.chunk_beside(selected, _depth(opening))
-    return selected + _share_chunk(opening, chunk, max(chunk, saved))
+    return selected + _share_chunk(opening, chunk, max(chunk, min(saved, limits.chunk_alone)))
 
 
 def saved_behind(step: Sequence[Job[Any]], saved: int, limits: BatchLimits) -> int:
     """Prompt tokens that later steps may take beside their chunk: so a burst of short prompts is
-    computed at once, and what running sequences wait for is a chunk a step in the mean.
+    computed in few steps, and what running sequences wait for is a chunk a step in the mean.
 
     Args:
         step: that was selected.
@@ -127,7 +135,7 @@ def saved_behind(step: Sequence[Job[Any]], saved: int, limits: BatchLimits) -> i
     running = [job for job in step if not job.opening]
     opening = [job for job in step if job.opening]
     earned = limits.chunk_beside(running, _depth(opening)) - taken * bool(running)
-    return min(max(saved + earned, 0), limits.chunk_alone)
+    return min(max(saved + earned, 0), limits.most_saved)
 
 
 def _share_chunk(opening: Sequence[Job[Any]], chunk: int, most: int) -> list[Job[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.mutants import MUTANTS
-from tests.support.mutants import Mutant
+from tests.support.mutants.serving import Mutant
 from tests.support.repository import ROOT
 
 

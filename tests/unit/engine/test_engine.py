@@ -138,8 +138,8 @@ async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
         fed.clear()
         # Another pass is found: twice as many rows take as long.
         engine.expect(Profile([(1, 1, 4 / 3 * CHUNK), (1, 17, 4 / 3 * CHUNK + 8)]))
-        await speculate(None, engine, prompt, 1)
-        assert fed == [2 * CHUNK] * 10
+        await speculate(None, engine, prompt_of(40 * CHUNK), 1)  # one step does not complete it
+        assert fed == [2 * CHUNK] * 20
         engine.release(other)
 
 

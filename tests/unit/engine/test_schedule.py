@@ -52,7 +52,7 @@ class Load:
     def __init__(self, runners: int) -> None:
         self._runners = [running() for _ in range(runners)]
         self._prompts: list[Job[Any]] = []
-        self._saved = LIMITS.chunk_alone
+        self._saved = LIMITS.most_saved
         self.chunks: list[int] = []
         self.firsts: dict[Job[Any], int] = {}
 
@@ -89,6 +89,18 @@ def test_sixteen_short_prompts_are_computed_within_two_steps(runners: int) -> No
     assert sorted(load.firsts.values()) == [1, *[2] * 15]
 
 
+def test_a_burst_of_short_prompts_takes_full_steps() -> None:
+    """Eight at most, and none behind them before chunks were saved again."""
+    load = Load(4)
+    load.come(*[60] * 200)
+    for _ in range(30):
+        load.step()
+    full = [chunk for chunk in load.chunks if chunk > CHUNK]
+    assert all(chunk > LIMITS.chunk_alone - 60 for chunk in full[:7])
+    assert sum(load.chunks) <= LIMITS.most_saved + 30 * CHUNK
+    assert max(load.chunks[10:]) <= CHUNK
+
+
 def test_a_long_prompt_delays_others_by_a_chunk_a_step() -> None:
     """Nothing was saved for it, however quiet it was before."""
     load = Load(8)
@@ -103,7 +115,7 @@ def test_short_prompts_without_end_take_a_chunk_a_step_in_the_mean() -> None:
     for _ in range(200):
         load.come(20, 20, 20)
         load.step()
-    assert sum(load.chunks) <= 200 * CHUNK + LIMITS.chunk_alone
+    assert sum(load.chunks) <= 200 * CHUNK + LIMITS.most_saved
     assert max(load.chunks) <= LIMITS.chunk_alone
 
 

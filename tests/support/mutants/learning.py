@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.mutants import Mutant
+from tests.support.mutants.serving import Mutant
 
 _DISTILLED = "tests/unit/distillation/test_run.py"
 _TRAINED_ON = "tests/unit/distillation/test_training_texts.py"
