@@ -34,6 +34,8 @@ MOST_HELD_OUT = 64
 # In the place of tokens that a row does not tell: an id that no drafter knows.
 _NO_TOKEN = np.iinfo(np.int32).max
 _UNTOLD = -16.0
+# Of a row's probability, that the tokens have which it tells, at least.
+_LEAST_TOLD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +182,9 @@ class Learner:
         rows = sum(len(each.at) for each in windows)
         share = len(texts) / (len(texts) + len(home))
         for each in windows:
+            said = self._with_rest(each)
             own = self._rows(self.model, each)
-            yield loss(_DIVERGENCE, own, each.said, each.following).sum() * share / max(rows, 1)
+            yield loss(_DIVERGENCE, own, said, each.following).sum() * share / max(rows, 1)
         places = home[:, 1:].numel()
         for part in torch.split(home, self._at_once):
             with torch.no_grad():
@@ -202,6 +205,19 @@ class Learner:
         rows: Tensor = logits[windows.at[:, 0], windows.at[:, 1]]
         return rows
 
+    @torch.no_grad()
+    def _with_rest(self, windows: Windows) -> TargetRows:
+        """The target's rows, which leave to all other tokens what the checkpoint's weights leave to
+        them: rows do not say how much that is, and with nothing there a drafter would learn to be
+        too sure of the tokens that they tell."""
+        said = windows.said
+        assert said.ids is not None
+        own = self._rows(self._first, windows).log_softmax(-1)
+        unknown = said.ids >= own.shape[-1]
+        told = own.gather(-1, said.ids.masked_fill(unknown, 0)).exp()
+        share = told.masked_fill(unknown, 0).sum(-1, keepdim=True).clamp(_LEAST_TOLD, 1)
+        return TargetRows(said.log_probs + share.log(), said.ids)
+
     def measured(self, texts: Sequence[KeptText], *, served: bool = False) -> Measured:
         """Figures on texts that are held out, at least one.
 
@@ -215,7 +231,7 @@ class Learner:
             windows = self._windows(part, np.random.default_rng(0))
             with torch.no_grad():
                 logits = self._rows(model, windows)
-                shared = 1 - tvd(*windows.said.beside(logits))
+                shared = 1 - tvd(*self._with_rest(windows).beside(logits))
                 came = F.cross_entropy(logits, windows.following, reduction="none")
             said = windows.surprise
             for number in range(len(part)):
