@@ -51,7 +51,7 @@ _PROMPT, _NEW, _AT_ONCE = 64, 448, 4
 _MEASURED, _SHORT = 96, 192
 # Texts between two looks at what is accepted.
 _GROUP = 50
-_TURNS, _TURN_TEXTS = 7, 12
+_TURN_TEXTS = 12
 _POLL_SECONDS = 0.5
 
 Ids = npt.NDArray[np.int64]
@@ -160,12 +160,12 @@ async def learn(address: str, prompts: Ids, folder: Path, kept: Path, options: A
     return accepted
 
 
-async def cost(address: str, admin: str, prompts: Ids) -> list[dict[str, float]]:
+async def cost(address: str, admin: str, prompts: Ids, turns: int) -> list[dict[str, float]]:
     """p50 of a round in ms, frozen and learning in turn."""
     found = []
     async with grpc.aio.insecure_channel(admin) as channel, LoadGenerator(address) as generator:
         stub: Any = learning_pb2_grpc.LearningServiceStub(channel)
-        for turn in range(_TURNS + 1):
+        for turn in range(turns + 1):
             row = {}
             for name, frozen in (("frozen", True), ("learning", False)):
                 await stub.FreezeLearning(learning_pb2.FreezeLearningRequest(frozen=frozen))
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training a minute")
     parser.add_argument("--minutes", type=float, default=8.0, help="over which texts are spread")
+    parser.add_argument("--turns", type=int, default=7, help="frozen and learning")
     parser.add_argument("--out", type=Path, default=RESULTS / "online.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "online.png")
     options = parser.parse_args()
@@ -274,9 +275,8 @@ def main() -> None:
             accepted = asyncio.run(learn(address, prompts, folder, kept, options))
             memory = trainer_mib(folder)
             console.print("what it costs")
-            turns = asyncio.run(
-                cost(address, stack.further_addresses("ADMIN_LISTEN")["drafter"], prompts)
-            )
+            admin = stack.further_addresses("ADMIN_LISTEN")["drafter"]
+            turns = asyncio.run(cost(address, admin, prompts, options.turns))
         versions = measured(kept, pair, fresh, home)
     ratios = [turn["learning"] / turn["frozen"] for turn in turns]
     rows = [
