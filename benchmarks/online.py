@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="over which texts are spread")
     parser.add_argument("--turns", type=int, default=7, help="frozen and learning")
     parser.add_argument("--out", type=Path, default=RESULTS / "online.json")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "online.png")
+    parser.add_argument("--picture", type=Path, default=RESULTS / "online.png")
     options = parser.parse_args()
     console = Console()
     pair = Pair(str(ROOT / "models" / "target"), str(ROOT / "models" / "drafter"))
