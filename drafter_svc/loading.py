@@ -23,7 +23,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
 from tandem.online.kept_text import wish_of
-from tandem.online.learning import Learning
+from tandem.online.learning import Learning, LearningStatus
 from tandem.online.state import StateFolder
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -72,13 +72,15 @@ class LoadedDrafter(LoadedService):
 
     def meter(self, instruments: Instruments) -> None:
         """See `LoadedService`."""
-        if (learning := self.learning) is None:
-            return
+
+        def status() -> LearningStatus:
+            return LearningStatus() if self.learning is None else self.learning.status
+
         watch = instruments.watch
-        watch(metrics.WEIGHTS_VERSION, lambda: learning.status.version, metrics.DRAFTER)
-        watch(metrics.LEARNING_TEXTS, lambda: learning.status.held_texts, metrics.DRAFTER)
+        watch(metrics.WEIGHTS_VERSION, lambda: status().version, metrics.DRAFTER)
+        watch(metrics.LEARNING_TEXTS, lambda: status().held_texts, metrics.DRAFTER)
         for name in metrics.OVERLAPS:
-            read = partial(lambda own: learning.status.overlap.get(own, math.nan), name)
+            read = partial(lambda own: status().overlap.get(own, math.nan), name)
             watch(metrics.LEARNING_OVERLAP, read, metrics.DRAFTER, name)
 
     def close(self) -> None:

@@ -137,7 +137,7 @@ class DraftedSequence(
             {
                 "tandem.prompt_tokens": prompt_tokens,
                 "tandem.cached_tokens": cached,
-                "tandem.weights_version": version,
+                **({"tandem.weights_version": version} if version else {}),
                 "tandem.batch_size": times.batch_size,
             },
         )
