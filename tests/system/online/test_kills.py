@@ -21,8 +21,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.waiting import wait_until
 
-# Twelve of them are held out.
-_TEXTS = 96
+# Two dozen of them are held out.
+_TEXTS = 192
 _KILLS = 200
 
 
