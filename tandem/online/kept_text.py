@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tandem.errors import StartupError
 from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 
-# Likeliest tokens of a row that are told and kept. Of the embedded pair they have 0.99 of it.
+# Likeliest tokens of a row that are told and kept.
 TOP = 64
 # Rows of a text that are kept, of the rejected places first: 0.8 MiB.
 _MOST_ROWS = 2048

@@ -27,14 +27,15 @@ LENGTH = 256
 TEXTS, _HOME_TEXTS = 12, 3
 _DIVERGENCE = "tvd"
 _RATE = 6e-4
-# Of the running mean, what a step leaves of it; and of how many first steps it is the mean alone.
+# What a step leaves of the running mean; less for the first steps, which are soon forgotten.
 _MEAN, _FIRST_STEPS = 0.98, 5
 # Texts of each kind that are measured on.
 MOST_HELD_OUT = 64
 # In the place of tokens that a row does not tell: an id that no drafter knows.
 _NO_TOKEN = np.iinfo(np.int32).max
+# Logarithm of their probability.
 _UNTOLD = -16.0
-# Of a row's probability, that the tokens have which it tells, at least.
+# The least share of a row's probability that is taken to be told.
 _LEAST_TOLD = 0.1
 
 

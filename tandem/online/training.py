@@ -33,11 +33,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutComparison:
-    """Weights in training beside others, on texts that are held out.
+    """Trained weights beside those that are served, on texts that are held out.
 
     Attributes:
         served: mean overlap of the weights that are served with the target's rows.
-        trained: of those in training.
+        trained: of the trained ones.
         error: standard error of the difference.
         unsaid: log q − log p of the tokens that came, in nats, with the weights that are served (q)
             and the target's rows (p); not below 0 for rows that say nothing of these texts.
