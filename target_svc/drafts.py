@@ -11,14 +11,15 @@ from tandem.engine.answers import Decision, DeviceVerdict
 from tandem.engine.asks import Lap, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import DrawnToken
+from tandem.inference.feed import DrawnToken, Resumed
+from tandem.inference.kv.viewed import ViewedCache
 from tandem.lengths import ANY_LENGTH
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
-from target_svc.round import TargetSequence, verify
+from target_svc.round import NOT_BEGUN, Begun, TargetSequence, verify
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class OwnDrafts:
         info: what the handshake says of it, but for what passes take.
         vocab_size: of the target.
         feedback: that the method wants; None for none.
+        exit: layers of the target that drafts come from, behind which it goes on; 0 where it
+            computes drafted rows from the first layer on.
         on_device: whether chains stay on the device until they are decided: target and drafter
             share one that works by itself, and a round waits for it once. On a CPU nothing is
             copied, and the rules' kernels take drafts of the host.
@@ -40,6 +43,7 @@ class OwnDrafts:
     vocab_size: int
     on_device: bool = False
     feedback: FeedbackWanted | None = None
+    exit: int = 0
 
     def room_behind(self, length: int) -> int:
         """Tokens that the method can draft behind a text of a length; more than any draft where
@@ -72,19 +76,30 @@ class OwnDrafts:
             text, news = news[:-1], news[-1:]
             drafting = DraftSequence(text, request.sampling, self.vocab_size, request.nodes)
             drafting.caches, drafting.shaped = sequence.caches[1:], sequence.shaped
+            for cache in drafting.caches:
+                if isinstance(cache, ViewedCache):
+                    cache.show(sequence.caches[0])
             drafting.salt = request.salt
             own.sequence = drafting
             yield from self.drafter.open(drafting)
         method = go_on(self.drafter, drafting, round_, news, size, feedback)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
-        decision = yield from verify(scorer, sequence, round_, drafted, own.wanted)
+        begun = self._begun(drafting) if own.wanted is None else NOT_BEGUN
+        decision = yield from verify(scorer, sequence, round_, drafted, own.wanted, begun)
         if drafted is not decision.draft:
             _end(method, decision.draft)
         if request.rule.needs_every_draft and len(decision.draft) < size.gamma:
             # It ends before a row that was not finite, and the rule is exact at full length alone.
             raise not_finite("drafter")
         return decision, times
+
+    def _begun(self, drafting: DraftSequence) -> Begun:
+        """What the target need not compute of the draft just made."""
+        for cache in drafting.caches:
+            if self.exit and isinstance(cache, ViewedCache) and cache.exit_states:
+                return Begun(Resumed(self.exit, cache.exit_states), cache.nodes)
+        return NOT_BEGUN
 
 
 def _to_chain(method: Steps[Draft]) -> Steps[Draft | Sequence[DrawnToken]]:

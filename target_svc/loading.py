@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,17 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.description import Description
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
+from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
-from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
+from tandem.serving.drafting import (
+    law_of,
+    load_models,
+    parts_of_target,
+    require_its_vocabulary,
+)
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.model import load_decoder, options_of, prepare
 from tandem.settings import read_settings
@@ -34,13 +41,25 @@ from target_svc.settings import TargetSettings, VllmSettings
 _log = structlog.get_logger(__name__)
 
 
-def load_target(settings: TargetSettings) -> Model:
+def load_target(settings: TargetSettings, views: Sequence[ModelPart] = ()) -> Model:
     """The target's model.
+
+    Args:
+        settings: of the target.
+        views: parts of it that draft.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
-    model = _load_by_vllm(settings) if settings.engine == "vllm" else _load_here(settings)
+    if settings.engine == "vllm":
+        if views:
+            raise StartupError(
+                "TANDEM_TARGET_DRAFTS: ENGINE=vllm has no part of a target that drafts; name the"
+                " target's checkpoint as the recipe's model, for a copy"
+            )
+        model = _load_by_vllm(settings)
+    else:
+        model = _load_here(settings, views)
     if masked := model.about.masked_ids:
         _log.info(
             "ids without a token are never drawn (TANDEM_TARGET_PADDED_IDS)",
@@ -50,7 +69,7 @@ def load_target(settings: TargetSettings) -> Model:
     return model
 
 
-def _load_here(settings: TargetSettings) -> Model:
+def _load_here(settings: TargetSettings, views: Sequence[ModelPart]) -> Model:
     source = CheckpointSource(
         settings.model,
         settings.device,
@@ -60,7 +79,12 @@ def _load_here(settings: TargetSettings) -> Model:
         masks=settings.padded_ids == "mask",
     )
     options = options_of(settings)
-    options = replace(options, trees=settings.max_nodes > 0, states_of=settings.feedback)
+    options = replace(
+        options,
+        trees=settings.max_nodes > 0,
+        states_of=settings.feedback,
+        views=tuple(views),
+    )
     return load_decoder(source, options, settings)
 
 
@@ -145,6 +169,26 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
     return recipe_of(keys), keys
 
 
+def views_of(
+    own: tuple[Recipe, RecipeSettings] | None, settings: TargetSettings
+) -> list[ModelPart]:
+    """The parts of the target that draft; of its own recipe.
+
+    Raises:
+        StartupError: it cannot have them.
+    """
+    if own is None:
+        return []
+    recipe, keys = own
+    views = parts_of_target(recipe, keys.model)
+    if views and settings.draft_device not in ("", settings.device):
+        raise StartupError(
+            "TANDEM_TARGET_DRAFT_DEVICE: a part of the target computes where the target does; unset"
+            " it"
+        )
+    return views
+
+
 def own_drafts(
     recipe: Recipe,
     keys: RecipeSettings,
@@ -197,7 +241,10 @@ def own_drafts(
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     told = wanted.of(target.about.of_layers, on_device=True) if wanted.told else None
-    return OwnDrafts(drafter, described, info.vocab_size, beside, told), models
+    exit_ = max((view.exit for view in views_of((recipe, keys), settings)), default=0)
+    if any(layer <= exit_ for layer in target.about.of_layers):
+        exit_ = 0  # states of lower layers are wanted of whole passes
+    return OwnDrafts(drafter, described, info.vocab_size, beside, told, exit_), models
 
 
 def _require_feedback(drafter: Drafter, info: common_pb2.ModelInfo, target: Description) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.engine.answers import Decision, DeviceVerdict, ScoredRows
 from tandem.engine.asks import (
@@ -17,7 +17,7 @@ from tandem.engine.asks import (
     ToHost,
 )
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import DrawnToken, Feed
+from tandem.inference.feed import DrawnToken, Feed, Resumed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import NO_DRAFT, Draft
@@ -157,12 +157,45 @@ def _read_prompt(scorer: Scorer, sequence: TargetSequence, wanted: LogProbsWante
         )
 
 
+class Begun(NamedTuple):
+    """What is computed of a draft's rows where a part of the target drafted it.
+
+    Attributes:
+        resumed: of the last emitted token, and of drafted ones; None for nothing.
+        nodes: of a tree, the row of each node that is computed; None where they are the first ones.
+    """
+
+    resumed: Resumed | None = None
+    nodes: Mapping[int, int] | None = None
+
+    def order(self, computed: Sequence[int]) -> list[int] | None:
+        """The order in which a draft's nodes go through the pass, those that are computed first.
+
+        Args:
+            computed: places of the draft that have a row.
+
+        Returns:
+            Indices into `computed`; None where the rows are not those of the draft.
+        """
+        if self.nodes is None:
+            return list(range(len(computed)))
+        found = [self.nodes.get(place - 1, len(computed) + 1) for place in computed]
+        rows = sorted(row for row in found if row <= len(computed))
+        if rows != list(range(1, len(self.nodes) + 1)):
+            return None
+        return sorted(range(len(computed)), key=found.__getitem__)
+
+
+NOT_BEGUN = Begun()
+
+
 def verify(
     scorer: Scorer,
     sequence: TargetSequence,
     round_: int,
     draft: Draft | Sequence[DrawnToken],
     wanted: FeedbackWanted | None = None,
+    begun: Begun = NOT_BEGUN,
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
@@ -176,14 +209,19 @@ def verify(
         draft: on the host; or a chain on the scorer's device, which comes to the host with the
             verdict.
         wanted: feedback that the verdict brings; None for none.
+        begun: what need not be computed. States, and rows of probes, cannot be had beside that.
     """
     parents: list[int] | None = None
     tokens: Sequence[int | DrawnToken] = draft.token_ids if isinstance(draft, Draft) else draft
+    resumed, at = begun.resumed, list[int]()  # the row of the pass of each row of a tree
     if isinstance(draft, Draft) and draft.parents is not None:
         places = draft.row_of_places()
         computed = draft.computed()
-        tokens = [draft.token_ids[place - 1] for place in computed]
-        parents = [places[draft.parents[place - 1]] for place in computed]
+        if resumed is None or (order := begun.order(computed)) is None:
+            order, resumed = list(range(len(computed))), None
+        at = [0, *(1 + order.index(i) for i in range(len(computed)))]
+        tokens = [draft.token_ids[computed[i] - 1] for i in order]
+        parents = [at[places[draft.parents[computed[i] - 1]]] for i in order]
     probes = draft.probes if isinstance(draft, Draft) else NO_PROBES
     paths: list[Sequence[int]] = []
     if sequence.shaped is not None:
@@ -194,13 +232,17 @@ def verify(
         parents = [*(range(rows - 1) if parents is None else parents), *_hung(draft, rows)]
         fed += probes.token_ids
     states = len(fed) if wanted is not None and wanted.columns else 0
-    feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
-    everything: ScoredRows = yield Score(scorer, feed)
+    if resumed is not None:  # a row is left to compute, at least
+        resumed = resumed.first(len(fed) - 1)
+    feed = Feed(cache_of(sequence), fed, len(fed), parents, states, resumed=resumed)
+    scored: ScoredRows = yield Score(scorer, feed)
+    if resumed is not None and at:
+        scored = scored.chosen(at)
     # The rule sees the draft's rows alone.
-    scored = replace(everything, count=rows) if probes else everything
+    scored = replace(scored, count=rows) if probes else scored
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
-    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped)
+    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped, at)
     return _told(sequence, decision, wanted)
 
 
@@ -241,9 +283,10 @@ def _decide(
     scored: ScoredRows,
     wanted: FeedbackWanted | None,
     shaped: ShapedRows | None,
+    at: Sequence[int] = (),
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone, and
-    others may find it."""
+    others may find it. `at` has the branch row of each row of a tree, where these differ."""
     request = sequence.request
     decided: DeviceVerdict = yield Decide(
         rule=request.rule,
@@ -267,7 +310,8 @@ def _decide(
         cache.rollback(sequence.length + decision.num_accepted)
     else:
         rows = draft.row_of_places()
-        cache.keep([rows[place] for place in draft.path_to(decision.place)])
+        path = [rows[place] for place in draft.path_to(decision.place)]
+        cache.keep([at[row] for row in path] if at else path)
     sequence.length += decision.num_accepted + (not decision.dead_end)
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry

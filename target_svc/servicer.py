@@ -19,7 +19,7 @@ from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.drafts import OwnDrafts
-from target_svc.loading import load_target, own_drafts, own_recipe
+from target_svc.loading import load_target, own_drafts, own_recipe, views_of
 from target_svc.messages import verifier_infos
 from target_svc.rules import Rules, rules_with
 from target_svc.sequence import VerifiedSequence
@@ -77,7 +77,7 @@ class TargetServicer(
         # What is wrong with these is said before a model is loaded.
         recipe = own_recipe(settings)
         rules = rules_with(settings.verifiers)
-        decoder = load_target(settings)
+        decoder = load_target(settings, views_of(recipe, settings))
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
         drafts: OwnDrafts | None = None

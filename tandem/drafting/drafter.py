@@ -207,11 +207,15 @@ class Setting:
     description: str
 
 
+# The checkpoint of a part of the target, which drafts for the whole inside of it.
+OF_TARGET = "@target"
+
+
 class Checkpoint(NamedTuple):
     """Where a scorer comes from.
 
     Attributes:
-        path: directory or hub id; "" is MODEL's.
+        path: directory or hub id; "" is MODEL's; `OF_TARGET`.
         head: its family, if it is a head, such as "medusa"; "" for a decoder.
         target: of a head: its target's checkpoint; "" is TARGET's.
         adapter: of a decoder: folder of a low-rank adapter; "" for none.

@@ -22,6 +22,7 @@ from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
+from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
@@ -29,6 +30,7 @@ from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.chains import Cut
 from tandem.inference.passes.cuda_graphs import capture_chains, capture_passes
 from tandem.inference.threads import use_threads
+from tandem.inference.view import View
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
@@ -53,6 +55,7 @@ class DecoderOptions:
             then captured with their draws; None captures none.
         longest: length of the longest sequence, in positions; for the graphs.
         states_of: layers whose hidden states passes can give, see `layers_from`.
+        views: parts that compute over the same weights and KV cache.
     """
 
     cache_tokens: int = 0
@@ -65,6 +68,7 @@ class DecoderOptions:
     chains: Cut | None = None
     longest: int = 0
     states_of: str = NONE
+    views: tuple[ModelPart, ...] = ()
 
 
 class Decoder(Model):
@@ -99,7 +103,12 @@ class Decoder(Model):
         check_support(model)
         with torch.inference_mode():
             choice = choose_backend(
-                model, options.engine, options.drafts, options.trees, self.about.of_layers
+                model,
+                options.engine,
+                options.drafts,
+                options.trees,
+                self.about.of_layers,
+                options.views,
             )
             backend = choice.backend
             positions = cache_size(
@@ -244,6 +253,20 @@ class Decoder(Model):
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return output.without(self._masked)
+
+    def view(self, part: ModelPart) -> View:
+        """See `Model`."""
+        return View(self, part)
+
+    def forward_part(self, part: ModelPart, feeds: Sequence[Feed]) -> PassOutput:
+        """Feed new tokens to a part that it was made with, see `Backends.forward`."""
+        return self._backends.forward(feeds, part).without(self._masked)
+
+    def times_of(self, part: ModelPart, longest: int) -> Sequence[PassTime]:
+        """What passes of a part take, see `profile_of`; only before the first sequence."""
+        with torch.inference_mode():
+            at_most = min(longest, self.about.max_length)
+            return profile_of(self._backends.current.view(part), at_most)
 
     @property
     def chains(self) -> bool:

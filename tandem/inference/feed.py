@@ -59,6 +59,35 @@ class DrawnToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """Rows whose lower layers are computed already, by an exit of the same model over the same
+    slots: their keys and values are there, and only the upper layers are left.
+
+    Attributes:
+        exit: number of the layers that are computed.
+        states: hidden states [n, width] behind these, of a feed's first tokens, in parts.
+    """
+
+    exit: int
+    states: Sequence[Tensor]
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return sum(len(part) for part in self.states)
+
+    def first(self, most: int) -> Resumed | None:
+        """The first rows, at most so many; None where there are none."""
+        kept: list[Tensor] = []
+        for part in self.states:
+            if most <= 0:
+                break
+            kept.append(part[:most])
+            most -= len(part)
+        return Resumed(self.exit, kept) if kept else None
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """New tokens of one sequence.
 
@@ -78,6 +107,7 @@ class Feed:
             none.
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
+        resumed: what is computed of the first tokens, not of all; None for nothing.
     """
 
     cache: SequenceCache
@@ -86,6 +116,7 @@ class Feed:
     parents: Sequence[int] | None = None
     states: int = 0
     features: Sequence[npt.NDArray[Any] | Tensor] | None = None
+    resumed: Resumed | None = None
 
 
 def listed(token_ids: Sequence[int | DrawnToken] | DrawnToken) -> Sequence[int | DrawnToken]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tandem.drafting.drafter import Drafter, Recipe
+from tandem.drafting.drafter import OF_TARGET, Drafter, Recipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.description import Description
@@ -15,7 +15,7 @@ from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
-from tandem.serving.model import load_decoder, options_of
+from tandem.serving.model import load_decoder, max_length, options_of
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
 
@@ -60,7 +60,18 @@ def load_models(
         chains=None if recipe.largest_tree else (truncation.mass, truncation.support),
     )
     models: list[Model] = []
+    views = parts_of_target(recipe, model)
+    if views and beside is None:
+        raise StartupError(
+            f"the recipe {recipe.method}: {OF_TARGET!r} is a part of a target, which drafts inside"
+            " of it: set TANDEM_TARGET_DRAFTS there, or name a checkpoint"
+        )
     for named in recipe.checkpoints:
+        if beside is not None and (named.path or model) == OF_TARGET:
+            view = beside.view(ModelPart(named.exit, named.skip))
+            view.measure(max_length(beside, settings))
+            models.append(view)
+            continue
         source = CheckpointSource(
             named.path or model,
             settings.device,
@@ -89,6 +100,42 @@ def load_models(
             _require_one_vocabulary(other.about, loaded.about)
         models.append(loaded)
     return models
+
+
+def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
+    """The parts of a target that a recipe drafts with; none where it has models of its own.
+
+    Args:
+        recipe: what drafts.
+        model: the checkpoint that the recipe calls "".
+
+    Raises:
+        StartupError: it cannot have them so.
+    """
+    own = [one for one in recipe.checkpoints if (one.path or model) == OF_TARGET]
+    if not own:
+        return []
+    part, *others = own
+    if others:
+        raise StartupError(
+            f"the recipe {recipe.method}: one model at most may be {OF_TARGET!r}: two parts of it"
+            " would write over each other's rows"
+        )
+    if part.head:
+        raise StartupError(
+            f"the recipe {recipe.method}: a head is no part of a target: name its own"
+        )
+    if part.adapter:
+        raise StartupError(
+            f"the recipe {recipe.method}: {OF_TARGET!r} has the target's own weights; set"
+            " TANDEM_TARGET_ADAPTER in place of the recipe's adapter"
+        )
+    if not part.exit and not part.skip:
+        raise StartupError(
+            f"the recipe {recipe.method}: {OF_TARGET!r} needs exit or skip: the whole target drafts"
+            " no faster than it verifies"
+        )
+    return [ModelPart(part.exit, part.skip)]
 
 
 def law_of(

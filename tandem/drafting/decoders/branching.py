@@ -129,6 +129,7 @@ class BranchingDrafter(ModelDrafter):
             for node, draw in enumerate(grown.draws)
             if draw + 1 in held.behind
         }
+        cache_of(sequence).note(held.rows)
 
     def _news(self, sequence: DraftSequence) -> Feed:
         """What was emitted and is not in the trunk yet; its last token's row is the root's."""
@@ -182,8 +183,9 @@ class BranchingDrafter(ModelDrafter):
         if held.draft is not None:
             path = held.draft.tree.follow(held.draft.token_ids, emitted[:-1])
         kept = list(takewhile(held.rows.__contains__, (place - 1 for place in path)))
-        cache_of(sequence).keep([held.rows[node] for node in kept])
-        held.trunk += emitted[: len(kept)]
+        cache = cache_of(sequence)
+        cache.keep([held.rows[node] for node in kept])
         held.behind, held.draft, held.rows = {}, None, {}
         sequence.token_ids.extend(emitted)
+        held.trunk += sequence.token_ids[len(held.trunk) : cache.length]
         publish(sequence)

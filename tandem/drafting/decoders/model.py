@@ -47,7 +47,8 @@ class ModelDrafter(PartDrafter):
         """Take the prompt in."""
         prompt, cache = list(sequence.token_ids), cache_of(sequence)
         found = cache.adopt(prompt, sequence.salt)
-        yield Take(self.scorer, Feed(cache, self.known(prompt[found:]), 0))
+        if rest := prompt[found:]:  # a view finds all of it
+            yield Take(self.scorer, Feed(cache, self.known(rest), 0))
         sequence.state = prompt
         publish(sequence)
         if self._stop.early:
@@ -112,11 +113,9 @@ class ModelDrafter(PartDrafter):
             if token_id != guess:
                 break
             kept += 1
-        # The last token is computed (again), if only for its logits.
-        kept = min(kept, len(sequence.token_ids) + len(emitted) - 1)
-        cache_of(sequence).rollback(kept)
-        del held[kept:]
         sequence.token_ids.extend(emitted)
+        held[kept:] = sequence.token_ids[kept:]
+        del held[cache_of(sequence).hold(kept, len(sequence.token_ids)) :]
         publish(sequence)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:

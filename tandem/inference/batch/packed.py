@@ -34,8 +34,12 @@ class Packing:
     states: list[int]
 
     @classmethod
-    def of(cls, feeds: Sequence[Feed]) -> Packing:
+    def of(cls, feeds: Sequence[Feed], fresh: bool = False) -> Packing:
         """Pack feeds of different sequences.
+
+        Args:
+            feeds: at least one.
+            fresh: leaves out the tokens of which something is computed already; no rows are wanted.
 
         Raises:
             ValueError: a sequence would outgrow its extent; or a parent is no earlier row.
@@ -54,6 +58,8 @@ class Packing:
                 length = cache.length + count
             if length > cache.capacity:
                 raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
+            if fresh and feed.resumed is not None:
+                count -= feed.resumed.count
             segment = Segment(first, count, cache.start, length, branches, cache.table)
             packing.segments.append(segment)
             if branches is None:
@@ -62,8 +68,9 @@ class Packing:
                 packing.positions.extend(segment.behind[0][-count:].tolist())
             packing.slots.extend(cache.slots(length - count, count))
             first += count
-            packing.rows.extend(range(first - feed.rows, first))
-            packing.states.extend(range(first - feed.states, first))
+            if not fresh:
+                packing.rows.extend(range(first - feed.rows, first))
+                packing.states.extend(range(first - feed.states, first))
         return packing
 
     def wanted(self, device: torch.device) -> Tensor | None:
@@ -79,6 +86,29 @@ class Packing:
         return torch.tensor(self.states, dtype=torch.int64).to(device, non_blocking=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ResumedBatch:
+    """What is computed already of a batch, and the rest.
+
+    Attributes:
+        exit: lower layers, that some rows are through.
+        rest: the other rows, which these layers have to compute.
+        known: states of each segment's first rows behind these layers, in parts.
+    """
+
+    exit: int
+    rest: PackedBatch
+    known: Sequence[Sequence[Tensor]]
+
+    def joined(self, computed: Tensor) -> Tensor:
+        """[T, width] of all rows, in the batch's order; `computed` are those of the rest."""
+        parts: list[Tensor] = []
+        for segment, known in zip(self.rest.segments, self.known, strict=True):
+            parts += known
+            parts.append(computed[segment.first : segment.first + segment.count])
+        return torch.cat(parts)
+
+
 @dataclass(slots=True)
 class PackedBatch:
     """The input of a forward pass.
@@ -91,6 +121,7 @@ class PackedBatch:
         rows: [R] int64, rows of the batch whose logits are wanted; None for all.
         tiles: for attention in one call; None for one call per sequence.
         states: [S] int64, rows whose hidden states are wanted; None for none.
+        resumed: what is computed of it already; None for nothing.
     """
 
     segments: list[Segment]
@@ -100,6 +131,7 @@ class PackedBatch:
     rows: Tensor | None
     tiles: Tiles | None = None
     states: Tensor | None = None
+    resumed: ResumedBatch | None = None
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
     _branch_masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
@@ -119,8 +151,28 @@ class PackedBatch:
             in_one_call: whether attention takes all sequences at once.
             windows: of the model's layers, as far as they are known; for attention in one call.
         """
-        packing = Packing.of(feeds)
-        segments = packing.segments
+        batch = cls._packed(Packing.of(feeds), tokens_of(feeds, device), in_one_call, windows)
+        exits = {feed.resumed.exit for feed in feeds if feed.resumed is not None}
+        if exits:
+            (exit_,) = exits  # one model's, of one recipe
+            fresh = Packing.of(feeds, fresh=True)
+            own = [n for seg, f in zip(batch.segments, feeds, strict=True) for n in _fresh(seg, f)]
+            index = torch.tensor(own, dtype=torch.int64).to(device, non_blocking=True)
+            rest = cls._packed(fresh, batch.token_ids[0][index], in_one_call, windows)
+            known = [() if feed.resumed is None else feed.resumed.states for feed in feeds]
+            batch.resumed = ResumedBatch(exit_, rest, known)
+        return batch
+
+    @classmethod
+    def _packed(
+        cls,
+        packing: Packing,
+        token_ids: Tensor,
+        in_one_call: bool,
+        windows: Sequence[int | None],
+    ) -> PackedBatch:
+        """A batch of tokens [T], whose places are found."""
+        segments, device = packing.segments, token_ids.device
         places = np.array([packing.positions, packing.slots])
         tiles = None
         if in_one_call:
@@ -128,11 +180,10 @@ class PackedBatch:
             numbers = tiles.beside.view(2, -1)
         else:
             numbers = torch.from_numpy(places).to(device, non_blocking=True)
-        token_ids = tokens_of(feeds, device)[None]
         wanted, states = packing.wanted(device), packing.wanted_states(device)
         return cls(
             segments=segments,
-            token_ids=token_ids,
+            token_ids=token_ids[None],
             positions=numbers[:1],
             slots=numbers[1],
             rows=wanted,
@@ -203,6 +254,12 @@ class PackedBatch:
             mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
             mask = self._branch_masks[key] = mask.masked_fill(hidden, -torch.inf).repeat(groups, 1)
         return mask
+
+
+def _fresh(segment: Segment, feed: Feed) -> range:
+    """Rows of a batch of which nothing is computed, of one feed."""
+    known = 0 if feed.resumed is None else feed.resumed.count
+    return range(segment.first + known, segment.first + segment.count)
 
 
 @dataclass(slots=True)

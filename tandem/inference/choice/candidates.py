@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -18,9 +19,10 @@ from tandem.inference.choice.record import StartRecord
 from tandem.inference.compatibility import cannot_serve, max_positions, name_of_model
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.loading.partial import ModelPart, Sublayers, sublayers_of
 from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes import one_call
-from tandem.inference.passes.backend import Backend, name_of
+from tandem.inference.passes.backend import Backend, Pass, name_of
 from tandem.inference.passes.torch_layout import choose_layout
 from tandem.inference.passes.torch_llama import LlamaPass
 from tandem.inference.passes.torch_modules import ModulePass
@@ -57,17 +59,22 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copied
 
 
-def by_torch(model: PreTrainedModel, of_layers: Layers = ()) -> Backend:
+def by_torch(
+    model: PreTrainedModel, of_layers: Layers = (), views: Sequence[ModelPart] = ()
+) -> Backend:
     """The torch back end of any model; the layout of the weights may change.
 
     Args:
         model: in its final dtype, on its device.
         of_layers: whose hidden states it gives.
+        views: parts that compute over the same weights.
 
     Raises:
-        StartupError: the model gives other logits in a batch, or cannot be served at all.
+        StartupError: the model gives other logits in a batch, has no such part, or cannot be served
+            at all.
     """
     device, dtype = model.device, model.dtype
+    parts = {part: sublayers_of(model, part) for part in views}
     together = one_call.worthwhile(device)
     texts = _texts(model, LONG if together else SHORT)
     short = min(SHORT, len(texts.first))
@@ -78,6 +85,7 @@ def by_torch(model: PreTrainedModel, of_layers: Layers = ()) -> Backend:
         if not plain.layers:
             _log.info("layers have a form of their own: logits are compared, and no single layer")
         fits = LlamaPass.fits(model)
+        compute: LlamaPass | ModulePass
         compute = LlamaPass(model, of_layers) if fits else ModulePass(model, of_layers)
         if device.type == "cpu":
             choose_layout(compute)
@@ -101,7 +109,27 @@ def by_torch(model: PreTrainedModel, of_layers: Layers = ()) -> Backend:
         backend = one_call.in_one_call(model, backend, plain) or backend
         backend.tolerance = tolerance
     _try_tree(model, backend, plain)
+    if views:
+        backend.views = _views(model, compute, parts)
     return backend
+
+
+def _views(
+    model: PreTrainedModel,
+    compute: LlamaPass | ModulePass,
+    parts: Mapping[ModelPart, Sequence[Sublayers]],
+) -> dict[ModelPart, Pass]:
+    """Passes of parts over the weights of the whole one's.
+
+    Raises:
+        StartupError: it cannot be taken apart.
+    """
+    if isinstance(compute, ModulePass):
+        raise StartupError(
+            f"{name_of_model(model)}: no part of it can draft over its own weights, since its"
+            " layers are not plain ones; name its checkpoint as the recipe's model, for a copy"
+        )
+    return {part: compute.part(own, part.exit) for part, own in parts.items()}
 
 
 def _try_tree(model: PreTrainedModel, backend: Backend, plain: Plain) -> None:

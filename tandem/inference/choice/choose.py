@@ -29,6 +29,7 @@ from tandem.inference.choice.candidates import (
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.choice.speed import times_as_slow
 from tandem.inference.hidden_states import Layers
+from tandem.inference.loading.partial import ModelPart
 from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes.backend import Backend
 from tandem.profile import PassTime
@@ -118,6 +119,7 @@ def choose_backend(
     drafts: bool = False,
     trees: bool = False,
     of_layers: Layers = (),
+    views: Sequence[ModelPart] = (),
 ) -> BackendChoice:
     """Choose how a model is computed.
 
@@ -128,16 +130,22 @@ def choose_backend(
         drafts: whether the model drafts, which it may do in any dtype; then drafts are compared.
         trees: whether sequences may have branches, which OpenVINO cannot take with sliding windows.
         of_layers: whose hidden states passes give.
+        views: parts that compute over the same weights and KV cache, which torch alone can.
 
     Raises:
         StartupError: the model gives other logits in a batch, or cannot be served at all;
-            or `openvino` was asked for on a device that is not a CPU.
+            or `openvino` was asked for on a device that is not a CPU, or with views.
     """
     cpu = model.device.type == "cpu"
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
-    if not cpu:
-        return BackendChoice(by_torch(model, of_layers))
+    if engine == "openvino" and views:
+        raise StartupError(
+            "ENGINE=openvino has one graph of a model, and no part of it drafts; use ENGINE=torch,"
+            " or name the target's checkpoint as the recipe's model, for a copy"
+        )
+    if not cpu or views:
+        return BackendChoice(by_torch(model, of_layers, views))
     # OpenVINO has kernels of its own.
     slower = 1.0 if engine == "openvino" else times_as_slow(model)
     if slower > _SLOW:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -89,6 +89,22 @@ class SequenceCache:
         self._check_private(length)
         self.length = min(self.length, length)
         self._forget_branches()
+
+    def hold(self, agreed: int, text: int) -> int:
+        """Forget all that differs from a text, and its last token, which is to be computed again.
+
+        Args:
+            agreed: first positions that agree with the text.
+            text: its tokens.
+
+        Returns:
+            Positions that are held now.
+        """
+        self.rollback(min(agreed, text - 1))
+        return self.length
+
+    def note(self, nodes: Mapping[int, int]) -> None:
+        """Learn the branch rows of a draft's nodes that were computed, for one who reads them."""
 
     def branched(self, count: int, parents: Sequence[int]) -> tuple[int, Branches]:
         """The trunk's length and the branch rows as they would be after a feed with branches.

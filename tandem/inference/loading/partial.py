@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -85,12 +85,19 @@ def _layers(value: object) -> tuple[int, ...]:
     return tuple(sorted(set(value)))
 
 
-def take_part(model: PreTrainedModel, part: ModelPart) -> None:
-    """Leave out what does not belong to a part. Changes the model.
+class Sublayers(NamedTuple):
+    """Which of a layer's two sublayers are computed."""
+
+    attends: bool
+    computes: bool
+
+
+def sublayers_of(model: PreTrainedModel, part: ModelPart) -> list[Sublayers]:
+    """What a part computes of a model's first layers; the others are left out.
 
     Args:
         model: loaded, whole.
-        part: what stays.
+        part: of it.
 
     Raises:
         StartupError: the model has no such part, or the file is for another model; in one sentence.
@@ -107,24 +114,43 @@ def take_part(model: PreTrainedModel, part: ModelPart) -> None:
         raise StartupError(f"exit = {part.exit}: the model has {count} layers")
     skipped = read_skipped(part.skip) if part.skip else Skipped()
     _check(skipped, part, model, count)
+    found = [
+        Sublayers(number not in skipped.attention, number not in skipped.mlp)
+        for number in range(part.exit or count)
+    ]
+    if not any(one.attends for one in found):
+        raise StartupError("no attention is left of the model: leave out fewer sublayers")
+    return found
+
+
+def take_part(model: PreTrainedModel, part: ModelPart) -> None:
+    """Leave out what does not belong to a part. Changes the model.
+
+    Args:
+        model: loaded, whole.
+        part: what stays.
+
+    Raises:
+        StartupError: see `sublayers_of`.
+    """
+    chosen = sublayers_of(model, part)
+    layers: Any = model.get_submodule("model.layers")
     kept: list[nn.Module] = []
     kinds: list[str] = []
     attentions = 0
     all_kinds = getattr(model.config, "layer_types", None)
-    for number, layer in enumerate(layers[: part.exit or count]):
-        attends, computes = number not in skipped.attention, number not in skipped.mlp
-        if attends:
+    for number, own in enumerate(chosen):
+        layer = layers[number]
+        if own.attends:
             layer.self_attn.layer_idx = attentions
             attentions += 1
-        if attends and computes:
+        if own.attends and own.computes:
             kept.append(layer)
-        elif attends or computes:
-            kept.append(PartialLayer(layer, attends=attends))
+        elif own.attends or own.computes:
+            kept.append(PartialLayer(layer, attends=own.attends))
         else:
             continue
         kinds.append(all_kinds[number] if all_kinds else "")
-    if not attentions:
-        raise StartupError("no attention is left of the model: leave out fewer sublayers")
     model.get_submodule("model").layers = nn.ModuleList(kept)
     model.config.num_hidden_layers = len(kept)
     if all_kinds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
 from tandem.inference.hidden_states import Layers
+from tandem.inference.loading.partial import ModelPart
 from tandem.inference.output import PassOutput
 
 
@@ -62,6 +63,8 @@ class Backend:
             can hide rows of one feed from each other, but not rows that were fed before.
         graphs: captured passes for small batches; None if there are none.
         chains: the same with draws between them; None if there are none.
+        views: parts of the model, by what they are: passes with the same weights over the same
+            pool.
         busy: lock held while the pass computes: it takes one batch at a time.
     """
 
@@ -80,6 +83,7 @@ class Backend:
     feeds_again: bool = False
     graphs: CapturedPasses | None = None
     chains: CapturedChains | None = None
+    views: Mapping[ModelPart, Pass] = field(default_factory=dict)
     busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __str__(self) -> str:
@@ -109,6 +113,11 @@ class Backend:
             feed.cache.grow(listed(feed.token_ids), feed.parents)
         return output
 
+    def view(self, part: ModelPart) -> Backend:
+        """A part of the model as a back end: with the same pool, and one of both computes at a
+        time."""
+        return replace(self, compute=self.views[part], graphs=None, chains=None, views={})
+
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
         """Draw chains, see `Model.draw_on`; their caches grow by as many tokens as were fed."""
         if self.chains is None:
@@ -121,7 +130,8 @@ class Backend:
         return drawn
 
     def _computed(self, feeds: Sequence[Feed]) -> PassOutput:
-        graph = None if self.graphs is None else self.graphs.fitting(feeds)
+        resumes = any(feed.resumed is not None for feed in feeds)  # no captured pass does
+        graph = None if self.graphs is None or resumes else self.graphs.fitting(feeds)
         if graph is not None:
             return graph(feeds)
         if self.feeds_again:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tandem.errors import Unsupported
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
 
@@ -109,9 +110,11 @@ class Backends:
             return None
         return backend.draw_on(feeds, asked)
 
-    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """The requested rows, feed by feed; see `Backend.forward`."""
+    def forward(self, feeds: Sequence[Feed], part: ModelPart = WHOLE) -> PassOutput:
+        """The requested rows, feed by feed, by the model or a part of it; see `Backend.forward`."""
         backends = self._all
+        if part != WHOLE:
+            backends = tuple(backend.view(part) for backend in backends)
         if len(backends) == 1:
             return backends[0].forward(feeds)
         logits: dict[int, Tensor] = {}

@@ -8,8 +8,9 @@ their own modules. The start compares either with a plain pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,9 @@ from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.loading.partial import Sublayers
 from tandem.inference.output import PassOutput
+from tandem.inference.passes.backend import Pass
 from tandem.inference.passes.torch_layout import PlainLinear
 from tandem.kernels.layer import gate, turn_and_write
 
@@ -53,10 +56,13 @@ class LlamaPass(nn.Module):
             inner.rotary_emb, max_positions(model.config), self._embedding.device
         )
         self.blocks = nn.ModuleList()
-        self._attend: list[bool] = []
+        self._steps: list[_Step] = []
+        attentions = 0
         while inner.layers:  # one by one, so that no two copies of the model exist
-            self.blocks.append(LlamaLayer(inner.layers[0]))
-            self._attend.append(inner.layers[0].self_attn is not None)
+            layer = LlamaLayer(inner.layers[0])
+            self.blocks.append(layer)
+            self._steps.append(_Step(len(self.blocks), layer, attentions))
+            attentions += inner.layers[0].self_attn is not None
             del inner.layers[0]
 
     @staticmethod
@@ -81,26 +87,79 @@ class LlamaPass(nn.Module):
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> PassOutput:
         """The rows that the batch asks for; keys and values go to the pool."""
-        pool.slots = batch.slots
-        states = self._embedding.index_select(0, batch.token_ids[0])
-        rotation = self._rotations.of(batch)
         # Taken at once, since layers add to the states in place.
         found: dict[int, Tensor] = {}
-        if batch.states is not None and 0 in self._of_layers:
-            found[0] = states.index_select(0, batch.states)
-        attentions = 0
-        for number, layer in enumerate(self.blocks, 1):
-            states = layer(states, rotation, batch, pool, attentions)
-            attentions += self._attend[number - 1]
-            if batch.states is not None and number in self._of_layers:
-                found[number] = states.index_select(0, batch.states)
-        wanted = states if batch.rows is None else states.index_select(0, batch.rows)
-        logits: Tensor = self.head(self._norm(wanted))
+        begun, resumed = 0, batch.resumed
+        if resumed is None:
+            states = self._embedded(batch)
+            if batch.states is not None and 0 in self._of_layers:
+                found[0] = states.index_select(0, batch.states)
+        else:
+            begun = resumed.exit
+            lower = self._embedded(resumed.rest)
+            states = resumed.joined(
+                self._through(self._steps[:begun], lower, resumed.rest, pool, {})
+            )
+        states = self._through(self._steps[begun:], states, batch, pool, found)
+        logits = self._rows(states, batch)
         if batch.states is None:
             return PassOutput(logits)
         if len(self.blocks) + 1 in self._of_layers:
             found[len(self.blocks) + 1] = self._norm(states.index_select(0, batch.states))
         return PassOutput(logits, torch.stack([found[layer] for layer in self._of_layers], 1))
+
+    def part(self, sublayers: Sequence[Sublayers], exit_: int = 0) -> Pass:
+        """The pass of some sublayers alone, with the same weights and in the same pool.
+
+        Args:
+            sublayers: that are computed, of the first layers.
+            exit_: gives the states [T, 1, width] behind the last of these layers too; 0 does not.
+        """
+        steps = [
+            _Step(step.number, step.layer.part(*own), step.place)
+            for step, own in zip(self._steps, sublayers, strict=False)
+        ]
+
+        def compute(batch: PackedBatch, pool: KVPool) -> PassOutput:
+            states = self._through(steps, self._embedded(batch), batch, pool, {})
+            return PassOutput(self._rows(states, batch), states[:, None] if exit_ else None)
+
+        return compute
+
+    def _embedded(self, batch: PackedBatch) -> Tensor:
+        """[T, E] what the first layer reads."""
+        return self._embedding.index_select(0, batch.token_ids[0])
+
+    def _through(
+        self,
+        steps: Sequence[_Step],
+        states: Tensor,
+        batch: PackedBatch,
+        pool: KVPool,
+        found: dict[int, Tensor],
+    ) -> Tensor:
+        """[T, E] to [T, E] by some layers; the states asked for are noted in `found`."""
+        pool.slots = batch.slots
+        rotation = self._rotations.of(batch)
+        for number, layer, place in steps:
+            states = layer(states, rotation, batch, pool, place)
+            if batch.states is not None and number in self._of_layers:
+                found[number] = states.index_select(0, batch.states)
+        return states
+
+    def _rows(self, states: Tensor, batch: PackedBatch) -> Tensor:
+        """[R, V] logits of the rows that a batch asks for."""
+        wanted = states if batch.rows is None else states.index_select(0, batch.rows)
+        logits: Tensor = self.head(self._norm(wanted))
+        return logits
+
+
+class _Step(NamedTuple):
+    """A layer of a pass: its number, from 1, and its place in the pool."""
+
+    number: int
+    layer: LlamaLayer
+    place: int
 
 
 class Rotations:
@@ -179,6 +238,12 @@ class LlamaLayer(nn.Module):
             self._between = RMSNorm(layer.post_attention_layernorm)
             self.gate_up = _fused(layer.mlp.gate_proj, layer.mlp.up_proj)
             self.down = PlainLinear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
+
+    def part(self, attends: bool, computes: bool) -> LlamaLayer:
+        """The layer with some of its sublayers, whose weights it shares."""
+        own = copy.copy(self)
+        own._attends, own._computes = self._attends and attends, self._computes and computes
+        return own
 
     def _take_attention(self, layer: Any) -> None:
         attention = layer.self_attn
