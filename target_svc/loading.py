@@ -224,6 +224,11 @@ def own_drafts(
         recipe, own, keys.model, keys.target or settings.model, keys.truncation, beside=target
     )
     drafter = drafter_of(recipe, models, keys.truncation)
+    views = views_of((recipe, keys), settings)
+    if any(view.skip for view in views):
+        # The text's keys are of all sublayers, and those of drafted tokens are not: where a round
+        # began makes a difference.
+        drafter.traits = replace(drafter.traits, pure=False)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)
     traits, wanted = drafter.traits, drafter.traits.feedback
@@ -241,7 +246,8 @@ def own_drafts(
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     told = wanted.of(target.about.of_layers, on_device=True) if wanted.told else None
-    exit_ = max((view.exit for view in views_of((recipe, keys), settings)), default=0)
+    # Behind an exit alone stands what the target would compute.
+    exit_ = max((view.exit for view in views if not view.skip), default=0)
     if any(layer <= exit_ for layer in target.about.of_layers):
         exit_ = 0  # states of lower layers are wanted of whole passes
     return OwnDrafts(drafter, described, info.vocab_size, beside, told, exit_), models

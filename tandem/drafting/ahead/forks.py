@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,20 @@ class ForkedCache:
     def twin(self) -> ForkedCache:
         """Another fork that is as far."""
         return ForkedCache(self.real, list(self.path), list(self.rows), self.branches)
+
+    @property
+    def length(self) -> int:
+        """Of its trunk."""
+        return self.real.length + len(self.path)
+
+    def hold(self, agreed: int, text: int) -> int:
+        """See `SequenceCache.hold`."""
+        kept = min(agreed, text - 1)
+        self.rollback(kept)
+        return kept
+
+    def note(self, nodes: Mapping[int, int]) -> None:
+        """See `SequenceCache.note`; nobody reads them."""
 
     def rollback(self, length: int) -> None:
         """See `SequenceCache.rollback`; no further than the real trunk's end."""

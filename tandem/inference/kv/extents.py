@@ -100,8 +100,9 @@ class SequenceCache:
         Returns:
             Positions that are held now.
         """
-        self.rollback(min(agreed, text - 1))
-        return self.length
+        kept = min(agreed, text - 1)
+        self.rollback(kept)
+        return kept
 
     def note(self, nodes: Mapping[int, int]) -> None:
         """Learn the branch rows of a draft's nodes that were computed, for one who reads them."""

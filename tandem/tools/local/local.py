@@ -20,7 +20,8 @@ class Local:
     Args:
         target: a checkpoint's folder or hub id; None is the embedded target.
         drafter: the same of the drafter, or of a head for the target; None is the embedded one,
-            for a target of your own lookup in the text; "none" drafts nothing.
+            for a target of your own lookup in the text; "none" drafts nothing; "@target" drafts
+            with a part of the target.
         recipe: a drafting method, or a recipe's file; None is `model`, or what suits the drafter.
         inside: the target drafts in its own process. Faster on one machine.
         settings: further ones by service, without their prefix, such as

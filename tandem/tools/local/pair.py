@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.checkpoint_folder import gguf_advice
 from tandem.drafting.choice.head_folder import feedback_of, method_of
+from tandem.drafting.drafter import OF_TARGET
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
 from tandem.tools.local.process import ROOT
@@ -69,7 +70,8 @@ class Pair:
 
     Attributes:
         target: directory or hub id; None is the embedded model.
-        drafter: the same, or "none" to decode plainly.
+        drafter: the same; "none" to decode plainly; "@target" for a part of the target, which then
+            drafts.
         target_device: as torch names it.
         drafter_device: as torch names it.
         dtype: of both models.
@@ -91,6 +93,10 @@ class Pair:
     drafter_dtype: str | None = None
     recipe: str | None = None
     inside: bool = False
+
+    def __post_init__(self) -> None:
+        if self.drafter == OF_TARGET:  # which only the target itself has
+            object.__setattr__(self, "inside", True)
 
     @property
     def shares_a_gpu(self) -> bool:
@@ -160,6 +166,8 @@ class Pair:
 
     def _drafter_model(self) -> str:
         """The named drafter; else the embedded one, or none for a target of the user's own."""
+        if self.drafter == OF_TARGET:
+            return OF_TARGET
         if self.drafter is not None:
             return located("drafter", self.drafter)
         own = self.recipe if self.recipe in EMBEDDED_HEADS else "drafter"

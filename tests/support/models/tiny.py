@@ -49,14 +49,14 @@ _PLACES = AdmissionLimits(max_sequences=64, max_waiting=64, wait_seconds=60)
 _BUDGET = BatchLimits(token_budget=512, prefill_chunk=16)
 
 
-def random_llama(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
-    """A one-layer Llama whose distributions are far from flat."""
+def random_llama(seed: int, vocab_size: int = VOCAB_SIZE, layers: int = 1) -> PreTrainedModel:
+    """A Llama, mostly of one layer, whose distributions are far from flat."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         max_position_embeddings=512,
         initializer_range=0.5,
@@ -77,9 +77,11 @@ def noisy(model: Path, share: float, seed: int) -> PreTrainedModel:
     return found
 
 
-def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> Path:
+def save_random_llama(
+    folder: Path, seed: int, vocab_size: int = VOCAB_SIZE, layers: int = 1
+) -> Path:
     """Save such a model as a checkpoint without tokenizer files."""
-    random_llama(seed, vocab_size).save_pretrained(folder)
+    random_llama(seed, vocab_size, layers).save_pretrained(folder)
     return folder
 
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from drafter_svc.settings import DrafterSettings
+from tandem.drafting.decoders.model import ModelRecipe
+from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.kv import size
 from tandem.serving.drafting import load_models
@@ -42,6 +45,72 @@ def test_a_bad_recipe_is_named(
     with pytest.raises(StartupError) as caught:
         loaded(random_pair, **settings)
     assert sentence in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def deep_target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target of four layers, in the place of a pair."""
+    folder = tmp_path_factory.mktemp("deep")
+    save_random_llama(folder, 4, layers=4)
+    return folder, folder
+
+
+_NO_DRAFTER = "a part of a target, which drafts inside of it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "sentence"),
+    [
+        ({}, {}, "'@target' needs exit or skip: the whole target drafts no faster"),
+        ({}, {"EXIT": "5"}, "exit = 5: the model has 4 layers"),
+        ({}, {"EXIT": "2", "ADAPTER": "there"}, "set TANDEM_TARGET_ADAPTER in place of"),
+        ({"drafts": "forest"}, {"EXIT": "2"}, "one model at most may be '@target'"),
+        ({"drafts": "medusa"}, {}, "a head is no part of a target: name its own"),
+        ({"draft_device": "cuda"}, {"EXIT": "2"}, "DRAFT_DEVICE: a part of the target computes"),
+        ({"engine": "vllm"}, {"EXIT": "2"}, "ENGINE=vllm has no part of a target that drafts"),
+    ],
+)
+def test_a_part_of_the_target_that_cannot_draft_is_refused(
+    deep_target: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    own: dict[str, str],
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", "@target")
+    for name, value in own.items():
+        monkeypatch.setenv(f"TANDEM_DRAFTER_{name}", value)
+    with pytest.raises(StartupError) as caught:
+        loaded(deep_target, **({"drafts": "model"} | settings))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_drafter_service_has_no_target_to_take_a_part_of() -> None:
+    recipe = ModelRecipe(model="@target", exit=2)
+    settings = DrafterSettings(model="", max_length=64)
+    with pytest.raises(StartupError, match=_NO_DRAFTER):
+        load_models(recipe, settings, "", "", Truncation(0.999, 64))
+
+
+def test_a_part_of_the_target_holds_nothing_of_its_own(
+    deep_target: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither weights nor a KV cache; and what it says of itself."""
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", "@target")
+    monkeypatch.setenv("TANDEM_DRAFTER_EXIT", "2")
+    found = loaded(deep_target, drafts="model")
+    whole, view = found.models
+    assert view.pool is None
+    assert view.pass_times
+    assert found.drafts.exit == 2
+    assert (found.drafts.info.pure, found.drafts.info.held_length) == (True, 64)
+    assert view.about.fingerprint != whole.about.fingerprint
+    (tmp_path / "skip.json").write_text('{"attention": [1], "mlp": []}')
+    monkeypatch.setenv("TANDEM_DRAFTER_SKIP", str(tmp_path / "skip.json"))
+    both = loaded(deep_target, drafts="model")
+    assert (both.drafts.exit, both.drafts.info.pure) == (0, False)
+    assert both.drafts.info.fingerprint != found.drafts.info.fingerprint
 
 
 def test_another_vocabulary_is_refused(

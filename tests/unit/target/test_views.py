@@ -19,7 +19,8 @@ from tandem.engine.asks import Steps, Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, Resumed
+from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart, take_part
 from tandem.inference.model import Model
@@ -241,7 +242,7 @@ def test_rows_that_are_resumed_are_those_of_a_whole_pass(target: Decoder) -> Non
     first, second = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
     with torch.inference_mode():
         for text, drafts in ((first, [[7, 8, 9], [7, 2, 6]]), (second, [[1, 1, 2], [3, 5, 8]])):
-            cache, other, whole = (target.reserve(40) for _ in range(3))
+            cache, other, whole = (_reserved(target) for _ in range(3))
             for one in (cache, other, whole):
                 target.forward([Feed(one, text[:-1], 0)])
             shown = ViewedCache()
@@ -266,10 +267,35 @@ def test_rows_that_are_resumed_are_those_of_a_whole_pass(target: Decoder) -> Non
                 target.release(one)
 
 
-def _resumed(shown: ViewedCache, count: int) -> Any:
-    from tandem.inference.feed import Resumed
+def _reserved(target: Decoder) -> SequenceCache:
+    cache = target.reserve(40)
+    assert cache is not None
+    return cache
 
+
+def _resumed(shown: ViewedCache, count: int) -> Resumed | None:
     return Resumed(EXIT, shown.exit_states).first(count)
+
+
+def test_a_part_has_the_weights_of_the_whole(target: Decoder, skip: str) -> None:
+    """Packed or not, each matrix is one object; and the pool is one."""
+    backend = target._backends.current
+    whole: Any = backend.compute
+    for part, kept in ((ModelPart(exit=EXIT), range(EXIT)), (ModelPart(skip=skip), range(LAYERS))):
+        view = backend.view(part)
+        steps: Any = view.compute
+        (own,) = [
+            cell.cell_contents for cell in steps.__closure__ if isinstance(cell.cell_contents, list)
+        ]
+        assert view.pool is backend.pool
+        assert view.busy is backend.busy
+        assert [step.number - 1 for step in own] == list(kept)
+        for step in own:
+            of = whole.blocks[step.number - 1]
+            assert all(
+                mine is theirs
+                for mine, theirs in zip(step.layer.children(), of.children(), strict=True)
+            )
 
 
 @pytest.mark.parametrize("recipe", [CHAIN, TREE])

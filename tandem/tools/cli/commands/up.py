@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from tandem.failure import Failure
+from tandem.failure import Failure, Misconfigured
 from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.metrics_addresses import METRICS_ADDRESSES, variable_of_metrics
@@ -41,10 +41,10 @@ _Target = Annotated[
 _Drafter = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR|ID|none",
+        metavar="DIR|ID|none|@target",
         envvar="TANDEM_DRAFTER_MODEL",
-        help="Drafter checkpoint with the target's tokenizer; none starts no drafter. Not needed"
-        " with a recipe that has no model.",
+        help="Drafter checkpoint with the target's tokenizer; none starts no drafter; @target"
+        " drafts with a part of the target. Not needed with a recipe that has no model.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -216,12 +216,17 @@ def up(
     more; options override them. This command itself sets LOG_FORMAT and the
     orchestrator's DRAFTERS and TARGETS.
     """
+    from tandem.drafting.drafter import OF_TARGET
     from tandem.tools.local.draft_length import allow_drafts
     from tandem.tools.local.endpoints import free_or_other
     from tandem.tools.local.pair import Pair
     from tandem.tools.local.stack import Stack, StackSettings
 
     with reported():
+        if drafter == OF_TARGET and drafts_inside is False:
+            raise Misconfigured(
+                "--no-drafts-inside, and --drafter @target drafts inside: name a checkpoint"
+            )
         pair = Pair(
             target=target,
             drafter=drafter,

@@ -29,6 +29,9 @@ from tests.support.models.architectures import SUPPORTED, Architecture, build
 
 ROWS, LONGEST = 32, 80
 STEPS = 10
+# Of float32, for batches of other sizes: 1.2e-5 on one processor, less on others. A wrong row is
+# off by a hundredth at least.
+NOISE = 3e-5
 # Plain lists of operators, and passes of transformers' modules: windows, soft caps, heads.
 NAMES = ("llama", "mistral", "qwen3", "gemma2", "gpt2")
 ARCHITECTURES = [row for row in SUPPORTED if row.model_type in NAMES]
@@ -129,7 +132,7 @@ def test_replayed_passes_give_the_logits_of_plain_ones(
     decoders = pair_of(row)
     at_start = recorder.replays
     assert len(recorder.recordings) == before + len(rooms(ROWS))
-    assert serve(decoders, random.Random(1)) < 1e-5
+    assert serve(decoders, random.Random(1)) < NOISE
     assert recorder.replays > at_start + STEPS / 2
 
 
@@ -283,7 +286,7 @@ def test_the_largest_sizes_are_left_out_where_memory_is_short(
     rows = [line["rows"] for line in logs if line["log_level"] == "warning"]
     assert rows == [32, 32, 16, 16]
     replays = recorder.replays
-    assert serve(decoders, random.Random(3), 5) < 1e-5
+    assert serve(decoders, random.Random(3), 5) < NOISE
     assert recorder.replays > replays
 
 
@@ -339,7 +342,7 @@ def test_mutants_are_caught(
     mutant: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert serve(pair, random.Random(2), 5) < 1e-5  # the mutants before have left nothing
+    assert serve(pair, random.Random(2), 5) < NOISE  # the mutants before have left nothing
     monkeypatch.setattr(graph, "_check", lambda *_: None)  # which would find some at the start
     mutant(monkeypatch)
     try:
