@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-
-from tandem.inference.kv.branches import NO_BRANCHES
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     import numpy.typing as npt
@@ -136,5 +134,5 @@ def again(feed: Feed) -> Feed:
         return feed
     tokens = [*cache.branch_tokens, *listed(feed.token_ids)]
     parents = (*cache.branches.parents, *parents)
-    before = replace(cache, branches=NO_BRANCHES, branch_tokens=())
+    before = cache.without_branches()
     return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents, feed.states)

@@ -65,17 +65,10 @@ class View(Model):
         """Nothing is held."""
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """See `Model`; what is behind the exit is noted in the feeds' caches."""
+        """See `Model`; what is behind an exit is noted in the feeds' caches."""
         output = self._decoder.forward_part(self.part, feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
-        if output.states is not None:
-            first = 0
-            for feed in feeds:
-                last = first + len(feed.token_ids)
-                if isinstance(feed.cache, ViewedCache):
-                    feed.cache.exit_states.append(output.states[first:last, 0])
-                first = last
         return output
 
     def measure(self, longest: int) -> None:

@@ -19,7 +19,7 @@ from tandem.inference.choice.record import StartRecord
 from tandem.inference.compatibility import cannot_serve, max_positions, name_of_model
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.loading.partial import ModelPart, Sublayers, sublayers_of
+from tandem.inference.loading.partial import ModelPart, Sublayers, sublayers_of, take_part
 from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes import one_call
 from tandem.inference.passes.backend import Backend, Pass, name_of
@@ -151,7 +151,10 @@ def _try_tree(model: PreTrainedModel, backend: Backend, plain: Plain) -> None:
 
 
 def by_openvino(
-    model: PreTrainedModel, record: StartRecord, of_layers: Layers = ()
+    model: PreTrainedModel,
+    record: StartRecord,
+    of_layers: Layers = (),
+    views: Sequence[ModelPart] = (),
 ) -> Backend | None:
     """OpenVINO's back end; None, and one warning, if it cannot compute this model.
 
@@ -159,6 +162,7 @@ def by_openvino(
         model: in its final dtype, on a CPU.
         record: of earlier tries.
         of_layers: whose hidden states it gives.
+        views: parts that compute over the same KV cache, each by a graph of its own.
     """
     if record.crashes:
         _log.warning(
@@ -171,6 +175,7 @@ def by_openvino(
         texts = _texts(model, LONG)
         length = len(texts.first)
         backend = _converted(model, 2 * SPARE * length, of_layers)
+        backend.views = {part: _converted_part(model, part) for part in views}
         # From a copy, since another back end may be using the model's own modules.
         plain = plain_rows(sharing_weights(model), texts, of_layers)
         require_agreement(model, probe(backend, plain, length))
@@ -182,6 +187,21 @@ def by_openvino(
         backend = None
     record.end()
     return backend
+
+
+def _converted_part(model: PreTrainedModel, part: ModelPart) -> Pass:
+    """A part of a model, as a graph of its own over the layers of the whole one's pool that it has.
+    OpenVINO shares no weights between graphs."""
+    from tandem.inference.openvino.graph import complete, precision_of
+    from tandem.inference.openvino.paged_pass import OpenVinoPass
+    from tandem.inference.openvino.store import kept
+    from tandem.inference.openvino.trace import trace, weights_of
+
+    layers = [number for number, own in enumerate(sublayers_of(model, part)) if own.attends]
+    own = sharing_weights(model)
+    take_part(own, part)
+    graph = complete(kept(own, trace, ()), weights_of(own), precision_of(own.dtype))
+    return OpenVinoPass(graph, own.dtype, openvino_threads(), own.num_parameters(), layers)
 
 
 def _texts(model: PreTrainedModel, length: int) -> ProbeTexts:

@@ -70,6 +70,7 @@ class BackendTrial:
         record: for the result.
         drafts: whether the model drafts.
         of_layers: whose hidden states they give.
+        views: parts that they compute too.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class BackendTrial:
         record: StartRecord,
         drafts: bool,
         of_layers: Layers,
+        views: Sequence[ModelPart],
     ) -> None:
         self._model = model
         self._ways = ways
         self._record = record
         self._drafts = drafts
         self._of_layers = of_layers
+        self._views = views
 
     @torch.inference_mode()
     def run(self, serving: Backend) -> tuple[Backend, list[PassTime]] | None:
@@ -97,7 +100,7 @@ class BackendTrial:
                 continue
             try:
                 own = in_dtype(self._model, way.dtype)
-                rival = _made(way, own, self._record, self._of_layers)
+                rival = _made(way, own, self._record, self._of_layers, self._views)
             except StartupError as error:
                 _log.warning("a way to compute this model is left out", reason=first_line(error))
                 rival = None
@@ -130,21 +133,16 @@ def choose_backend(
         drafts: whether the model drafts, which it may do in any dtype; then drafts are compared.
         trees: whether sequences may have branches, which OpenVINO cannot take with sliding windows.
         of_layers: whose hidden states passes give.
-        views: parts that compute over the same weights and KV cache, which torch alone can.
+        views: parts that compute over the same KV cache; over the same weights by torch alone.
 
     Raises:
         StartupError: the model gives other logits in a batch, or cannot be served at all;
-            or `openvino` was asked for on a device that is not a CPU, or with views.
+            or `openvino` was asked for on a device that is not a CPU.
     """
     cpu = model.device.type == "cpu"
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
-    if engine == "openvino" and views:
-        raise StartupError(
-            "ENGINE=openvino has one graph of a model, and no part of it drafts; use ENGINE=torch,"
-            " or name the target's checkpoint as the recipe's model, for a copy"
-        )
-    if not cpu or views:
+    if not cpu:
         return BackendChoice(by_torch(model, of_layers, views))
     # OpenVINO has kernels of its own.
     slower = 1.0 if engine == "openvino" else times_as_slow(model)
@@ -160,14 +158,14 @@ def choose_backend(
     others = [] if record.clear else [way for way in ways if way != first]
     rest = sharing_weights(model) if others or trees else None
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
-    backend = _made(first, served, record, of_layers)
+    backend = _made(first, served, record, of_layers, views)
     if backend is None:  # one warning is enough: nothing else is tried
-        return BackendChoice(by_torch(model, of_layers), record=record)
+        return BackendChoice(by_torch(model, of_layers, views), record=record)
     for_trees, trial = None, None
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
-        for_trees = by_torch(sharing_weights(rest), of_layers)
+        for_trees = by_torch(sharing_weights(rest), of_layers, views)
     if rest is not None and others:
-        trial = BackendTrial(rest, others, record, drafts, of_layers)
+        trial = BackendTrial(rest, others, record, drafts, of_layers, views)
     if backend.engine == "openvino" and for_trees is None and trial is None:
         _forget_weights(model)
     return BackendChoice(backend, trial, for_trees, record)
@@ -202,11 +200,12 @@ def _made(
     model: PreTrainedModel,
     record: StartRecord,
     of_layers: Layers,
+    views: Sequence[ModelPart] = (),
 ) -> Backend | None:
     """A back end; None, and one warning, if OpenVINO cannot compute this model."""
     if way.engine == "openvino":
-        return by_openvino(model, record, of_layers)
-    return by_torch(model, of_layers)
+        return by_openvino(model, record, of_layers, views)
+    return by_torch(model, of_layers, views)
 
 
 def _forget_weights(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ import bisect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -185,6 +185,10 @@ class SequenceCache:
         parents = (*range(count), *(parent + count for parent in self.branches.parents))
         self.length, self.branches = length, NO_BRANCHES.grown(parents)
         self.branch_tokens = (*token_ids, *self.branch_tokens)
+
+    def without_branches(self) -> SequenceCache:
+        """The same trunk, with no branch rows."""
+        return replace(self, branches=NO_BRANCHES, branch_tokens=())
 
     def mark(self) -> Mark:
         """How far it is, to come back to."""

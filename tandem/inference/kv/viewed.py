@@ -83,6 +83,13 @@ class ViewedCache(SequenceCache):
         """Go on where the other cache does, which has kept what was accepted."""
         self._begin()
 
+    def without_branches(self) -> ViewedCache:
+        """See `SequenceCache.without_branches`."""
+        own = ViewedCache()
+        own.show(self.of)
+        own.length = self.length
+        return own
+
     def note(self, nodes: Mapping[int, int]) -> None:
         """See `SequenceCache.note`."""
         self.nodes = nodes

@@ -94,11 +94,20 @@ class OpenVinoPass:
         dtype: of products and of the KV cache: float32 or bfloat16.
         threads: to compute with.
         parameters: of the model.
+        layers: of the pool, that its attentions have; None for all. Those of a part of a model,
+            which is compiled once.
     """
 
-    def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int, parameters: int) -> None:
-        self._others = _Request(graph, dtype, threads)
-        twice = parameters <= _SMALL
+    def __init__(
+        self,
+        graph: ov.Model,
+        dtype: torch.dtype,
+        threads: int,
+        parameters: int,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        self._others = _Request(graph, dtype, threads, layers)
+        twice = parameters <= _SMALL and layers is None
         self._singles = _Request(graph, dtype, threads) if twice else self._others
 
     def pool(self, positions: int) -> BlockPool:
@@ -115,7 +124,13 @@ class OpenVinoPass:
 class _Request:
     """A compiled model with its inputs; see `OpenVinoPass`."""
 
-    def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int) -> None:
+    def __init__(
+        self,
+        graph: ov.Model,
+        dtype: torch.dtype,
+        threads: int,
+        layers: Sequence[int] | None = None,
+    ) -> None:
         precision = precision_of(dtype).to_string()
         self._compiled = core().compile_model(
             graph,
@@ -134,6 +149,9 @@ class _Request:
         self._request = self._compiled.create_infer_request()
         self._ports = {port.any_name: i for i, port in enumerate(self._compiled.inputs)}
         self._places = [i for name, i in self._ports.items() if "_cache." in name]
+        # Keys and values of a layer follow each other.
+        own = range(len(self._places) // 2) if layers is None else layers
+        self._tensors = [place for layer in own for place in (2 * layer, 2 * layer + 1)]
         # The arrays behind the inputs, kept alive here: OpenVINO's tensors may not do so.
         self._held: dict[str, _Array] = {}
         for name in filter(self._ports.__contains__, (*INPUTS, *BATCH_INPUTS.values())):
@@ -150,8 +168,8 @@ class _Request:
     def infer(self, batch: PackedBatch, pool: BlockPool) -> PassOutput:
         """The rows of a batch."""
         if pool is not self._pool:
-            for index, tensor in zip(self._places, pool.tensors, strict=True):
-                self._request.set_input_tensor(index, tensor)
+            for index, place in zip(self._places, self._tensors, strict=True):
+                self._request.set_input_tensor(index, pool.tensors[place])
             self._pool = pool
         for name, value in _values(batch).items():
             if name in self._ports:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
 from tandem.inference.hidden_states import Layers
+from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.output import PassOutput
 
@@ -63,8 +64,9 @@ class Backend:
             can hide rows of one feed from each other, but not rows that were fed before.
         graphs: captured passes for small batches; None if there are none.
         chains: the same with draws between them; None if there are none.
-        views: parts of the model, by what they are: passes with the same weights over the same
-            pool.
+        views: passes of parts of the model over the same pool, by what they are.
+        is_view: whether it is such a part; its pass may give states [T, 1, width] of all tokens
+            behind an exit.
         busy: lock held while the pass computes: it takes one batch at a time.
     """
 
@@ -84,6 +86,7 @@ class Backend:
     graphs: CapturedPasses | None = None
     chains: CapturedChains | None = None
     views: Mapping[ModelPart, Pass] = field(default_factory=dict)
+    is_view: bool = False
     busy: threading.RLock = field(default_factory=threading.RLock)
 
     def __str__(self) -> str:
@@ -109,6 +112,8 @@ class Backend:
             raise ValueError(f"{self} gives no hidden states")
         with self.busy:
             output = self._computed(feeds)
+        if self.is_view:
+            output = _noted(feeds, output)
         for feed in feeds:
             feed.cache.grow(listed(feed.token_ids), feed.parents)
         return output
@@ -116,7 +121,8 @@ class Backend:
     def view(self, part: ModelPart) -> Backend:
         """A part of the model as a back end: with the same pool, and one of both computes at a
         time."""
-        return replace(self, compute=self.views[part], graphs=None, chains=None, views={})
+        compute = self.views[part]
+        return replace(self, compute=compute, graphs=None, chains=None, views={}, is_view=True)
 
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
         """Draw chains, see `Model.draw_on`; their caches grow by as many tokens as were fed."""
@@ -141,6 +147,16 @@ class Backend:
         if batch.tiles is not None:
             self.windows = batch.tiles.windows
         return output
+
+
+def _noted(feeds: Sequence[Feed], output: PassOutput) -> PassOutput:
+    """The rows of a part's pass; what is behind its exit is noted in the caches of views."""
+    if output.states is not None:
+        parts = torch.split(output.states[:, 0], [len(feed.token_ids) for feed in feeds])
+        for feed, states in zip(feeds, parts, strict=True):
+            if isinstance(feed.cache, ViewedCache):
+                feed.cache.exit_states.append(states)
+    return PassOutput(output.logits)
 
 
 def name_of(engine: str, dtype: torch.dtype) -> str:

@@ -3,6 +3,7 @@ those of a copy, and rows that it computed are not computed again."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -296,6 +297,32 @@ def test_a_part_has_the_weights_of_the_whole(target: Decoder, skip: str) -> None
                 mine is theirs
                 for mine, theirs in zip(step.layer.children(), of.children(), strict=True)
             )
+
+
+def test_a_part_by_openvino_has_a_graph_of_its_own_over_the_same_blocks(skip: str) -> None:
+    """Its rows are torch's; rows that it computed are computed again by the whole."""
+    parts = ModelPart(exit=EXIT), ModelPart(skip=skip)
+    model = _model()
+    there, here = (
+        decoder_over(copy.deepcopy(model), "t", cache_tokens=512, engine=engine, views=parts)
+        for engine in ("torch", "openvino")
+    )
+    assert here.engine == "openvino"
+    with torch.inference_mode():
+        for part in parts:
+            rows = []
+            for decoder in (there, here):
+                cache, shown, view = _reserved(decoder), ViewedCache(), decoder.view(part)
+                decoder.forward([Feed(cache, [3, 1, 4], 0)])
+                shown.show(cache)
+                rows.append([view.forward([Feed(shown, [5], 1)]).logits])
+                rows[-1].append(view.forward([Feed(shown, [9, 2], 2, [0, 0])]).logits)
+                rows[-1].append(view.forward([Feed(shown, [6], 1, [2])]).logits)
+                rows[-1].append(decoder.forward([Feed(cache, [5, 9, 2], 3)]).logits)
+                decoder.release(cache)
+            for one, other in zip(*rows, strict=True):
+                assert torch.allclose(one, other, atol=1e-4)
+            assert not shown.exit_states
 
 
 @pytest.mark.parametrize("recipe", [CHAIN, TREE])
