@@ -31,9 +31,10 @@ from tandem.engine.asks import (
 )
 from tandem.engine.numbers.feedback import predicted
 from tandem.engine.numbers.home import drafts_of
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, listed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.tables import Tables
+from tandem.inference.kv.viewed import ViewedCache
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
@@ -115,6 +116,20 @@ def warm_cache(capacity: int) -> SequenceCache:
     return cache
 
 
+class _Scored(ScoredRows):
+    """The rows of the pass before, which its answering knows by their texts."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: RunAnswering, count: int) -> None:
+        super().__init__(None, 0, count)  # type: ignore[arg-type]
+        self.of = of
+
+    def chosen(self, rows: Sequence[int]) -> ScoredRows:
+        self.of._scored = [self.of._scored[row] for row in rows]
+        return self
+
+
 class RunAnswering(Answering):
     """Answers a run's asks, verdicts among them.
 
@@ -136,7 +151,7 @@ class RunAnswering(Answering):
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Score):
             self._scored = self._feed(ask.feed)[-ask.feed.rows :]
-            return ScoredRows(None, 0, ask.feed.rows)  # type: ignore[arg-type]
+            return _Scored(self, ask.feed.rows)
         if isinstance(ask, Decide):
             return self._decided(ask)
         if isinstance(ask, ToHost) and isinstance(ask.answers, Decision):
@@ -147,6 +162,22 @@ class RunAnswering(Answering):
             self.reported.append(ask.result)
             return None
         return StageTimes() if isinstance(ask, Lap) else super()._answer(ask)
+
+    def _feed(self, feed: Feed) -> list[Text]:
+        """As of any cache. A row that a part of the target computed has what it saw as its state;
+        where the target goes on behind that, the tokens in memory are those that the part left."""
+        if feed.resumed is None:
+            seen = super()._feed(feed)
+            if isinstance(feed.cache, ViewedCache):
+                feed.cache.exit_states.append(torch.tensor([[_coded(text)] for text in seen]))
+            return seen
+        cache, count = feed.cache, feed.resumed.count
+        memory: list[int] = cache.pool.tokens  # type: ignore[attr-defined]
+        ids: list[Any] = [memory[slot] for slot in cache.slots(cache.length, count)]
+        ids += list(listed(feed.token_ids))[count:]
+        seen = super()._feed(replace(feed, token_ids=ids, resumed=None))
+        codes = torch.cat(list(feed.resumed.states))[:, 0].tolist()
+        return [*map(_decoded, codes), *seen[count:]]
 
     def _tell(self, ask: ReadLogProbs) -> list[TokenLogProb]:
         """Of each token, at the row of the text before it."""
@@ -223,6 +254,19 @@ class RunAnswering(Answering):
         return laws
 
 
+def _coded(text: Text) -> int:
+    """A text as a number."""
+    return sum((token + 1) * (VOCAB_SIZE + 1) ** i for i, token in enumerate(text))
+
+
+def _decoded(code: int) -> Text:
+    text = []
+    while code:
+        code, token = divmod(code, VOCAB_SIZE + 1)
+        text.append(token - 1)
+    return tuple(text)
+
+
 def _on_host(ask: Decide) -> Draft:
     """What is decided, which may be a chain that the drafter has not brought to the host yet."""
     if isinstance(ask.draft, Draft):
@@ -272,6 +316,11 @@ class _Copies(pickle.Pickler):
         super().__init__(self._pickled, pickle.HIGHEST_PROTOCOL)
         self.dump(sequence)
 
+    def reducer_override(self, part: Any) -> Any:
+        if not isinstance(part, ViewedCache):
+            return NotImplemented
+        return _view_of, (part.of, [getattr(part, name) for name in _OWN])
+
     def persistent_id(self, part: Any) -> int | None:
         if not isinstance(part, (LLMatcher, LLTokenizer)):
             return None
@@ -282,6 +331,18 @@ class _Copies(pickle.Pickler):
         """One more."""
         found: TargetSequence = _Unpickler(self._pickled.getvalue(), self._aside).load()
         return found
+
+
+# What a view has of its own.
+_OWN = ("length", "branches", "branch_tokens", "exit_states", "nodes")
+
+
+def _view_of(of: SequenceCache, own: Sequence[Any]) -> ViewedCache:
+    found = ViewedCache()
+    found.show(of)
+    for name, value in zip(_OWN, own, strict=True):
+        setattr(found, name, value)
+    return found
 
 
 class _Unpickler(pickle.Unpickler):
@@ -309,6 +370,7 @@ class RunLaw:
         end_token_ids: that end a text.
         log_probs: whether they come with the tokens.
         warm: whether the target found the prompt computed, and lets the text be found.
+        exit_: whether the drafter is a part of the target, behind which the target goes on.
     """
 
     def __init__(
@@ -322,6 +384,7 @@ class RunLaw:
         end_token_ids: Sequence[int] = (),
         log_probs: bool = False,
         warm: bool = False,
+        exit_: bool = False,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
@@ -335,7 +398,8 @@ class RunLaw:
         drafter = recipe.make(scorers, Truncation(1.0, 0))
         told = drafter.traits.feedback
         wanted = told.of(told.layers, on_device=True) if told.told else None
-        self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
+        info = target_pb2.TargetDrafts()
+        self._own = OwnDrafts(drafter, info, VOCAB_SIZE, on_device, wanted, exit=int(exit_))
         self._caches, self._sizes = 1 + len(scorers), sizes
         self._rule = VERIFIERS[rule]
         # A rule with a fixed gamma has its law to the very end of the text.
@@ -362,6 +426,8 @@ class RunLaw:
         room = len(PROMPT) + 2 * ROOM + PROBES
         sequence.caches = [cache_of(room) for _ in range(self._caches)]
         sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
+        if self._own.exit:
+            sequence.caches[1:2] = [ViewedCache()]
         if self._warm:
             sequence.caches[0] = warm_cache(room)
         else:

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from tandem.drafting.decoders.model import ModelDrafter
+from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Steps
+from tandem.inference.feed import Resumed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
+from target_svc.drafts import OwnDrafts
+from target_svc.round import Begun
 from tests.support.laws.run_law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
 
@@ -54,6 +58,41 @@ def test_so_does_a_text_whose_prompt_was_computed_for_another(name: str, rule: s
     law = RunLaw(name, rule, SIZES, warm=True)
     assert law.error() < TOLERANCE
     assert law.deepest >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "warm"),
+    [
+        ("model", "token", False),
+        ("model", "block", True),
+        ("model", "greedy_block", False),
+        ("tree", "token", False),
+        ("tree", "block", True),
+        ("chains", "block", False),
+    ],
+)
+def test_so_does_a_part_of_the_target_that_drafts(name: str, rule: str, warm: bool) -> None:
+    """The target goes on behind the rows that its part computed; warm blocks are shared."""
+    sizes = SIZES[:1] if VERIFIERS[rule].needs_every_draft else SIZES
+    law = RunLaw(name, rule, sizes, warm=warm, exit_=True)
+    assert law.error() < TOLERANCE
+    assert law.deepest >= 1
+
+
+@pytest.mark.parametrize("name", ["model", "tree"])
+def test_a_state_of_another_row_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest row's in the place of each one's, and rows of the draft before."""
+    own = OwnDrafts._begun
+
+    def mixed(drafts: OwnDrafts, drafting: DraftSequence) -> Begun:
+        begun = own(drafts, drafting)
+        if begun.resumed is None:
+            return begun
+        last = begun.resumed.states[-1][-1:]
+        return begun._replace(resumed=Resumed(1, [last] * begun.resumed.count))
+
+    monkeypatch.setattr(OwnDrafts, "_begun", mixed)
+    assert RunLaw(name, "token", SIZES, exit_=True).error() > SEEN
 
 
 def test_masks_that_have_no_rows_leave_the_law_as_it_is_too() -> None:
