@@ -211,17 +211,7 @@ def verify(
         wanted: feedback that the verdict brings; None for none.
         begun: what need not be computed. States, and rows of probes, cannot be had beside that.
     """
-    parents: list[int] | None = None
-    tokens: Sequence[int | DrawnToken] = draft.token_ids if isinstance(draft, Draft) else draft
-    resumed, at = begun.resumed, list[int]()  # the row of the pass of each row of a tree
-    if isinstance(draft, Draft) and draft.parents is not None:
-        places = draft.row_of_places()
-        computed = draft.computed()
-        if resumed is None or (order := begun.order(computed)) is None:
-            order, resumed = list(range(len(computed))), None
-        at = [0, *(1 + order.index(i) for i in range(len(computed)))]
-        tokens = [draft.token_ids[computed[i] - 1] for i in order]
-        parents = [at[places[draft.parents[computed[i] - 1]]] for i in order]
+    tokens, parents, at, resumed = _arranged(draft, begun)
     probes = draft.probes if isinstance(draft, Draft) else NO_PROBES
     paths: list[Sequence[int]] = []
     if sequence.shaped is not None:
@@ -235,15 +225,52 @@ def verify(
     if resumed is not None:  # a row is left to compute, at least
         resumed = resumed.first(len(fed) - 1)
     feed = Feed(cache_of(sequence), fed, len(fed), parents, states, resumed=resumed)
-    scored: ScoredRows = yield Score(scorer, feed)
-    if resumed is not None and at:
-        scored = scored.chosen(at)
+    everything: ScoredRows = yield Score(scorer, feed)
+    if at:
+        everything = everything.chosen(at)
     # The rule sees the draft's rows alone.
-    scored = replace(scored, count=rows) if probes else scored
+    scored = replace(everything, count=rows) if probes else everything
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
     decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped, at)
     return _told(sequence, decision, wanted)
+
+
+class _Arranged(NamedTuple):
+    """A draft as it goes through a pass, behind the last emitted token.
+
+    Attributes:
+        tokens: that are computed.
+        parents: row that each hangs at, where these are no chain.
+        at: row of the last emitted token and of each node, in the draft's order; empty where the
+            pass has that order.
+        resumed: what is computed of the first rows; None for nothing.
+    """
+
+    tokens: Sequence[int | DrawnToken]
+    parents: list[int] | None = None
+    at: Sequence[int] = ()
+    resumed: Resumed | None = None
+
+
+def _arranged(draft: Draft | Sequence[DrawnToken], begun: Begun) -> _Arranged:
+    """The rows of a draft that are to be computed, behind those of which something is."""
+    if not isinstance(draft, Draft):
+        return _Arranged(draft, resumed=begun.resumed)
+    if draft.parents is None:
+        return _Arranged(draft.token_ids, resumed=begun.resumed)
+    places = draft.row_of_places()
+    computed = draft.computed()
+    tokens = [draft.token_ids[place - 1] for place in computed]
+    parents = [places[draft.parents[place - 1]] for place in computed]
+    order = None if begun.resumed is None else begun.order(computed)
+    if order is None:
+        return _Arranged(tokens, parents)
+    at = [0] * (1 + len(order))
+    for row, number in enumerate(order, 1):
+        at[1 + number] = row
+    tokens, parents = [tokens[i] for i in order], [at[parents[i]] for i in order]
+    return _Arranged(tokens, parents, at, begun.resumed)
 
 
 def _told(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | None) -> Decision:

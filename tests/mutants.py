@@ -24,6 +24,7 @@ from tests.support.mutants.serving import (
     OF_GROWING,
     OF_PHRASES,
     OF_ROUTING,
+    OF_VIEWS,
     Mutant,
 )
 from tests.support.repository import ROOT
@@ -392,6 +393,7 @@ MUTANTS = (
     *OF_CHAINS,
     *OF_GROWING,
     *OF_PHRASES,
+    *OF_VIEWS,
     *OF_DISTILLATION,
     *OF_ONLINE,
 )

@@ -30,7 +30,6 @@ from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.chains import Cut
 from tandem.inference.passes.cuda_graphs import capture_chains, capture_passes
 from tandem.inference.threads import use_threads
-from tandem.inference.view import View
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
@@ -253,10 +252,6 @@ class Decoder(Model):
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return output.without(self._masked)
-
-    def view(self, part: ModelPart) -> View:
-        """See `Model`."""
-        return View(self, part)
 
     def forward_part(self, part: ModelPart, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens to a part that it was made with, see `Backends.forward`."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # a service without a model runs where torch is not installed
     from tandem.inference.description import Description
     from tandem.inference.feed import Feed
     from tandem.inference.loading.checkpoint import LoadedCheckpoint
-    from tandem.inference.loading.partial import ModelPart
     from tandem.inference.output import PassOutput
 
 
@@ -169,17 +168,6 @@ class Model(ABC):
             MemoryError: there is no room for a further KV cache.
         """
         raise Unsupported(f"the weights of {self.about.name} cannot change while it serves")
-
-    def view(self, part: ModelPart) -> Model:
-        """A part of it, over its own weights and memory, to draft for it.
-
-        Args:
-            part: one that it was loaded with.
-
-        Raises:
-            Unsupported: it has none.
-        """
-        raise Unsupported(f"no part of {self.about.name} drafts for it by {self.engine}")
 
     @abstractmethod
     def measure(self, longest: int) -> None:

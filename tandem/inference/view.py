@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart, read_skipped
 from tandem.inference.model import Model
-
-if TYPE_CHECKING:
-    from tandem.inference.decoder import Decoder
-    from tandem.inference.feed import Feed
-    from tandem.inference.output import PassOutput
+from tandem.inference.output import PassOutput
 
 
-class View(Model):
+class ModelView(Model):
     """Computes a part of a model that drafts for the whole (self-speculation).
 
     The first layers (LayerSkip, arXiv 2404.16710): their keys and values are what the whole would

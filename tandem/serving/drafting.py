@@ -8,6 +8,7 @@ from dataclasses import replace
 from tandem.drafting.drafter import OF_TARGET, Drafter, Recipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
+from tandem.inference.decoder import Decoder
 from tandem.inference.description import Description
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
@@ -15,6 +16,7 @@ from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
+from tandem.inference.view import ModelView
 from tandem.serving.model import load_decoder, max_length, options_of
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
@@ -61,14 +63,14 @@ def load_models(
     )
     models: list[Model] = []
     views = parts_of_target(recipe, model)
-    if views and beside is None:
+    if views and not isinstance(beside, Decoder):
         raise StartupError(
             f"the recipe {recipe.method}: {OF_TARGET!r} is a part of a target, which drafts inside"
             " of it: set TANDEM_TARGET_DRAFTS there, or name a checkpoint"
         )
     for named in recipe.checkpoints:
-        if beside is not None and (named.path or model) == OF_TARGET:
-            view = beside.view(ModelPart(named.exit, named.skip))
+        if isinstance(beside, Decoder) and (named.path or model) == OF_TARGET:
+            view = ModelView(beside, ModelPart(named.exit, named.skip))
             view.measure(max_length(beside, settings))
             models.append(view)
             continue

@@ -108,14 +108,14 @@ class ModelDrafter(PartDrafter):
         if sequence.threshold is not None:
             sequence.threshold.learn(len(emitted) - 1)
         held: list[int] = sequence.state
-        kept = len(sequence.token_ids)
-        for token_id, guess in zip(emitted, held[kept:], strict=False):
+        agreed = min(len(held), len(sequence.token_ids))
+        for token_id, guess in zip(emitted, held[agreed:], strict=False):
             if token_id != guess:
                 break
-            kept += 1
+            agreed += 1
         sequence.token_ids.extend(emitted)
-        held[kept:] = sequence.token_ids[kept:]
-        del held[cache_of(sequence).hold(kept, len(sequence.token_ids)) :]
+        held[agreed:] = sequence.token_ids[agreed:]
+        del held[cache_of(sequence).hold(agreed, len(sequence.token_ids)) :]
         publish(sequence)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:

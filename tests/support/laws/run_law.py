@@ -116,14 +116,11 @@ def warm_cache(capacity: int) -> SequenceCache:
     return cache
 
 
+@dataclass(eq=False)
 class _Scored(ScoredRows):
     """The rows of the pass before, which its answering knows by their texts."""
 
-    __slots__ = ("of",)
-
-    def __init__(self, of: RunAnswering, count: int) -> None:
-        super().__init__(None, 0, count)  # type: ignore[arg-type]
-        self.of = of
+    of: Any = None
 
     def chosen(self, rows: Sequence[int]) -> ScoredRows:
         self.of._scored = [self.of._scored[row] for row in rows]
@@ -151,7 +148,7 @@ class RunAnswering(Answering):
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Score):
             self._scored = self._feed(ask.feed)[-ask.feed.rows :]
-            return _Scored(self, ask.feed.rows)
+            return _Scored(None, 0, ask.feed.rows, of=self)  # type: ignore[arg-type]
         if isinstance(ask, Decide):
             return self._decided(ask)
         if isinstance(ask, ToHost) and isinstance(ask.answers, Decision):

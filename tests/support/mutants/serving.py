@@ -1,5 +1,5 @@
-"""What a mutant is, and those of shared prefixes, of chains in one replay, of lengths, and of
-phrases."""
+"""What a mutant is, and those of shared prefixes, of chains in one replay, of lengths, of phrases,
+and of parts that draft for the whole."""
 
 from __future__ import annotations
 
@@ -422,5 +422,68 @@ OF_PHRASES = (
         "        ]\n"
         "        draft = replace(draft, token_ids=refined)",
         ("tests/service/recipes/test_predicted.py",),
+    ),
+)
+
+_OF_VIEWS = "tests/unit/target/test_views.py"
+_RUN_LAW = "tests/unit/target/test_run_law.py"
+_VIEWED = "tandem/inference/kv/viewed.py"
+
+OF_VIEWS = (
+    Mutant(
+        "views: a resumed row of another branch",
+        "target_svc/round.py",
+        "return sorted(range(len(computed)), key=found.__getitem__)",
+        "return list(range(len(computed)))",
+        (_RUN_LAW,),
+    ),
+    Mutant(
+        "views: rows behind a rejection are gone on with",
+        _VIEWED,
+        "self.exit_states, self.nodes = [], None",
+        "self.nodes = None",
+        (_RUN_LAW,),
+    ),
+    Mutant(
+        "views: a part goes on behind its own rows, whatever was kept",
+        _VIEWED,
+        "if agreed <= self.of.length:",
+        "if agreed < 0:",
+        (_OF_VIEWS,),
+    ),
+    Mutant(
+        "views: the layer at the exit is computed twice",
+        "tandem/inference/passes/torch_llama.py",
+        "states = self._through(self._steps[begun:], states, batch, pool, found)",
+        "states = self._through(self._steps[max(begun - 1, 0) :], states, batch, pool, found)",
+        (_OF_VIEWS,),
+    ),
+    Mutant(
+        "views: rows that are fresh see the lower layers of a whole batch's places",
+        "tandem/inference/batch/packed.py",
+        "count -= feed.resumed.count",
+        "pass",
+        (_OF_VIEWS,),
+    ),
+    Mutant(
+        "views: a part without some sublayers is gone on with",
+        "target_svc/loading.py",
+        "for view in views if not view.skip",
+        "for view in views",
+        ("tests/unit/target/test_loading.py",),
+    ),
+    Mutant(
+        "views: a part without some sublayers is pure",
+        "target_svc/loading.py",
+        "drafter.traits = replace(drafter.traits, pure=False)",
+        "pass",
+        ("tests/unit/target/test_loading.py",),
+    ),
+    Mutant(
+        "views: a tree's rows are kept by their place in the draft",
+        "target_svc/round.py",
+        "cache.keep([at[row] for row in path] if at else path)",
+        "cache.keep(path)",
+        (_OF_VIEWS,),
     ),
 )

@@ -25,6 +25,7 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart, take_part
 from tandem.inference.model import Model
+from tandem.inference.view import ModelView
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
@@ -201,7 +202,7 @@ def test_texts_are_those_of_a_copy(
         plain = ()
     how: dict[str, Any] = {"rule": rule, "size": size, "plain": plain, "together": together}
     there, *_ = texts(target, copied, recipe, **how)
-    view = target.view(ModelPart(exit=EXIT))
+    view = ModelView(target, ModelPart(exit=EXIT))
     for exit_ in (0, EXIT):
         here, passes, _ = texts(target, view, recipe, exit_=exit_, **how)
         assert [told(text) for text in here] == [told(text) for text in there]
@@ -214,7 +215,7 @@ def test_texts_are_those_of_a_copy(
 def test_the_prompt_is_computed_once_and_only_the_upper_layers_of_drafted_rows(
     target: Decoder,
 ) -> None:
-    view = target.view(ModelPart(exit=EXIT))
+    view = ModelView(target, ModelPart(exit=EXIT))
     (rounds,), passes, drafts = texts(target, view, CHAIN, exit_=EXIT, samplings=SAMPLINGS[:1])
     assert passes.fed == [[(4, 0)], *[[(4, 3)]] * ROUNDS]
     assert drafts.fed == [[(1, 0)]] * 3 * ROUNDS
@@ -222,7 +223,7 @@ def test_the_prompt_is_computed_once_and_only_the_upper_layers_of_drafted_rows(
 
 
 def test_a_tree_is_gone_on_with_where_it_stopped(target: Decoder) -> None:
-    view = target.view(ModelPart(exit=EXIT))
+    view = ModelView(target, ModelPart(exit=EXIT))
     size = DraftSize(3, 8)
     (rounds,), passes, drafts = texts(
         target, view, TREE, exit_=EXIT, size=size, samplings=SAMPLINGS[:1]
@@ -239,7 +240,7 @@ def test_a_tree_is_gone_on_with_where_it_stopped(target: Decoder) -> None:
 
 def test_rows_that_are_resumed_are_those_of_a_whole_pass(target: Decoder) -> None:
     """Within 1e-4, behind rejected rows and beside texts that resume nothing."""
-    view = target.view(ModelPart(exit=EXIT))
+    view = ModelView(target, ModelPart(exit=EXIT))
     first, second = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
     with torch.inference_mode():
         for text, drafts in ((first, [[7, 8, 9], [7, 2, 6]]), (second, [[1, 1, 2], [3, 5, 8]])):
@@ -312,7 +313,7 @@ def test_a_part_by_openvino_has_a_graph_of_its_own_over_the_same_blocks(skip: st
         for part in parts:
             rows = []
             for decoder in (there, here):
-                cache, shown, view = _reserved(decoder), ViewedCache(), decoder.view(part)
+                cache, shown, view = _reserved(decoder), ViewedCache(), ModelView(decoder, part)
                 decoder.forward([Feed(cache, [3, 1, 4], 0)])
                 shown.show(cache)
                 rows.append([view.forward([Feed(shown, [5], 1)]).logits])
@@ -329,7 +330,7 @@ def test_a_part_by_openvino_has_a_graph_of_its_own_over_the_same_blocks(skip: st
 def test_a_part_without_some_sublayers_drafts_and_all_rows_are_computed(
     target: Decoder, skip: str, recipe: Recipe
 ) -> None:
-    view = target.view(ModelPart(skip=skip))
+    view = ModelView(target, ModelPart(skip=skip))
     size = DraftSize(3, 8) if recipe is TREE else DraftSize(3)
     found, passes, drafts = texts(target, view, recipe, size=size, plain=(3,))
     assert not any(known for one in passes.fed for _, known in one)
