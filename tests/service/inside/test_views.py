@@ -1,0 +1,107 @@
+"""A part of the target drafts inside of it, through sockets: the law of its texts, which are those
+of a copy in a drafter of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drafter_svc.servicer import make_service as make_drafter
+from drafter_svc.settings import DrafterSettings
+from orchestrator.front.service import make_service as make_orchestrator
+from orchestrator.settings import OrchestratorSettings
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from target_svc.servicer import make_service as make_target
+from target_svc.settings import TargetSettings
+from tests.exactness import Case, counts_at, target_law
+from tests.service.conftest import address_of, connect, start
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.tiny import random_llama, save_random_llama
+from tests.support.wire.fakes import generation
+
+LAYERS, EXIT, TOKENS, TEXTS = 4, 2, 16, 300
+SMALLEST_P = 1e-4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose upper layers change little, so that its exit is near it."""
+    folder = tmp_path_factory.mktemp("deep")
+    model: Any = random_llama(6, layers=LAYERS)
+    with torch.no_grad():
+        for layer in model.model.layers[EXIT:]:
+            layer.self_attn.o_proj.weight.mul_(0.3)
+            layer.mlp.down_proj.weight.mul_(0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(params=["model", "tree"])
+async def servers(
+    request: pytest.FixtureRequest, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[bool, str, str]]:
+    """Whether drafts are trees; and orchestrators: over a copy in a drafter, and over a target that
+    drafts with its own first layers."""
+    monkeypatch.setenv("TANDEM_DRAFTER_EXIT", str(EXIT))
+    async with AsyncExitStack() as stack:
+        found = []
+        for inside in (False, True):
+            monkeypatch.setenv("TANDEM_DRAFTER_MODEL", "@target" if inside else str(model))
+            drafters: tuple[str, ...] = ()
+            if not inside:
+                copied = DrafterSettings(method=request.param, engine="torch")
+                drafters = (address_of(await start(stack, make_drafter(copied))),)
+            own = TargetSettings(
+                model=str(model), engine="torch", drafts=request.param if inside else ""
+            )
+            target = await start(stack, make_target(own))
+            settings = OrchestratorSettings(
+                drafters=drafters,
+                targets=(address_of(target),),
+                draft_by="target" if inside else "drafters",
+                stage_floor_seconds=60.0,
+                draft_seconds=60.0,
+            )
+            server = await start(stack, make_orchestrator(settings))
+            await server.ready()
+            found.append(address_of(server))
+        yield (request.param == "tree", *found)
+
+
+async def test_texts_follow_the_law_and_are_those_of_a_copy(
+    servers: tuple[bool, str, str], model: Path, tmp_path: Path
+) -> None:
+    trees, copied, inside = servers
+    nodes = 6 if trees else 0
+    counts = await counts_at(inside, Case("block", 3, "dense", nodes), range(TEXTS))
+    assert chi_square_p_value(counts, target_law(model)) > SMALLEST_P
+    other = save_random_llama(tmp_path / "other", 9)
+    assert chi_square_p_value(counts, target_law(other)) < SMALLEST_P, "any law would pass"
+    async with AsyncExitStack() as stack:
+        stubs = [
+            orchestrator_pb2_grpc.OrchestratorServiceStub(await connect(stack, address))
+            for address in (copied, inside)
+        ]
+        accepted = 0
+        for verifier in ("block", "token"):
+            size = {"gamma": 3, "verifier": verifier} | ({"max_nodes": nodes} if trees else {})
+            for seed, temperature in ((1, 1.0), (2, 0.0), (3, 0.7)):
+                message = generation(
+                    stopping={"max_new_tokens": TOKENS, "ignore_eos": True},
+                    speculation=size,
+                    sampling={"seed": seed, "temperature": temperature},
+                )
+                replies = [
+                    await stub.Complete(pb.CompleteRequest(generation=message)) for stub in stubs
+                ]
+                texts = [list(reply.token_ids) for reply in replies]
+                assert texts[0] == texts[1]
+                assert len(texts[0]) == TOKENS
+                accepted += replies[1].summary.accepted_tokens
+    assert accepted > TOKENS
