@@ -13,7 +13,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.installed import drafter_of
 from tandem.drafting.choice.settings import RecipeSettings
-from tandem.drafting.drafter import Drafter, Recipe
+from tandem.drafting.drafter import OF_TARGET, Drafter, Recipe
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError, first_line
 from tandem.inference.description import Description
@@ -166,7 +166,11 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
     if not settings.drafts:
         return None
     keys = read_settings(RecipeSettings, whole=False).model_copy(update={"recipe": settings.drafts})
-    return recipe_of(keys), keys
+    recipe = recipe_of(keys)
+    if keys.model == OF_TARGET and "model" in type(recipe).model_fields:
+        # What is told of it says whose part drafts.
+        recipe = recipe.model_copy(update={"model": recipe.model or OF_TARGET})
+    return recipe, keys
 
 
 def views_of(

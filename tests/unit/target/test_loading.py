@@ -103,6 +103,7 @@ def test_a_part_of_the_target_holds_nothing_of_its_own(
     whole, view = found.models
     assert view.pool is None
     assert view.pass_times
+    assert json.loads(found.drafts.info.recipe)["model"] == "@target"
     assert found.drafts.exit == 2
     assert (found.drafts.info.pure, found.drafts.info.held_length) == (True, 64)
     assert view.about.fingerprint != whole.about.fingerprint
