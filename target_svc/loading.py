@@ -13,6 +13,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.installed import drafter_of
 from tandem.drafting.choice.settings import RecipeSettings
+from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.drafter import OF_TARGET, Drafter, Recipe
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError, first_line
@@ -167,9 +168,9 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
         return None
     keys = read_settings(RecipeSettings, whole=False).model_copy(update={"recipe": settings.drafts})
     recipe = recipe_of(keys)
-    if keys.model == OF_TARGET and "model" in type(recipe).model_fields:
+    if keys.model == OF_TARGET and isinstance(recipe, OfModel) and not recipe.model:
         # What is told of it says whose part drafts.
-        recipe = recipe.model_copy(update={"model": recipe.model or OF_TARGET})
+        recipe = recipe.model_copy(update={"model": OF_TARGET})
     return recipe, keys
 
 
