@@ -12,7 +12,7 @@ from tandem.engine.asks import Lap, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import DrawnToken, Resumed
-from tandem.inference.kv.viewed import ViewedCache
+from tandem.inference.kv.viewed import Shows, ViewedCache
 from tandem.lengths import ANY_LENGTH
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import FeedbackWanted
@@ -77,7 +77,7 @@ class OwnDrafts:
             drafting = DraftSequence(text, request.sampling, self.vocab_size, request.nodes)
             drafting.caches, drafting.shaped = sequence.caches[1:], sequence.shaped
             for cache in drafting.caches:
-                if isinstance(cache, ViewedCache):
+                if isinstance(cache, Shows):
                     cache.show(sequence.caches[0])
             drafting.salt = request.salt
             own.sequence = drafting

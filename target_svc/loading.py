@@ -20,7 +20,7 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.description import Description
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
-from tandem.inference.loading.partial import ModelPart
+from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
@@ -84,8 +84,10 @@ def _load_here(settings: TargetSettings, views: Sequence[ModelPart]) -> Model:
         options,
         trees=settings.max_nodes > 0,
         states_of=settings.feedback,
-        views=tuple(views),
+        views=tuple(view for view in views if view != WHOLE),
     )
+    if WHOLE in views and settings.engine == "auto":  # no other one shows its keys
+        options = replace(options, engine="torch")
     return load_decoder(source, options, settings)
 
 
@@ -230,9 +232,9 @@ def own_drafts(
     )
     drafter = drafter_of(recipe, models, keys.truncation)
     views = views_of((recipe, keys), settings)
-    if any(view.skip for view in views):
-        # The text's keys are of all sublayers, and those of drafted tokens are not: where a round
-        # began makes a difference.
+    if any(view.skip or view == WHOLE for view in views):
+        # The text's keys are of all sublayers, and those of drafted tokens are not; or few keys are
+        # seen, which are chosen anew: where a round began makes a difference.
         drafter.traits = replace(drafter.traits, pure=False)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)

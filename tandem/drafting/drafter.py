@@ -14,6 +14,7 @@ from tandem.drafting.known_feedback import KnownFeedback
 from tandem.drafting.stop import Threshold
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
+from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted
@@ -221,6 +222,7 @@ class Checkpoint(NamedTuple):
         adapter: of a decoder: folder of a low-rank adapter; "" for none.
         exit: of a decoder: its first layers, which alone are computed; 0 for all.
         skip: of a decoder: file with the sublayers to leave out; "" for none.
+        keys: of a text, that it sees; None for all.
     """
 
     path: str = ""
@@ -229,6 +231,7 @@ class Checkpoint(NamedTuple):
     adapter: str = ""
     exit: int = 0
     skip: str = ""
+    keys: SparseKeys | None = None
 
 
 class Recipe(BaseModel, ABC):

@@ -253,6 +253,11 @@ class Decoder(Model):
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return output.without(self._masked)
 
+    @property
+    def backend(self) -> Backend:
+        """That of new sequences."""
+        return self._backends.current
+
     def forward_part(self, part: ModelPart, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens to a part that it was made with, see `Backends.forward`."""
         return self._backends.forward(feeds, part).without(self._masked)

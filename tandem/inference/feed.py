@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     import numpy.typing as npt
@@ -85,6 +85,20 @@ class Resumed:
         return Resumed(self.exit, kept) if kept else None
 
 
+class Choice(Protocol):
+    """Looks at the keys of a text in a pass over the tokens behind it."""
+
+    def see(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Called by each attention.
+
+        Args:
+            layer: of the pool.
+            query: [Hq, D] of the first token.
+            keys: [H, n, D] of the text, and of the tokens.
+            values: [H, n, Dv] likewise.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """New tokens of one sequence.
@@ -106,6 +120,7 @@ class Feed:
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
         resumed: what is computed of the first tokens, not of all; None for nothing.
+        choice: looks at the text's keys; None where nothing does.
     """
 
     cache: SequenceCache
@@ -115,6 +130,7 @@ class Feed:
     states: int = 0
     features: Sequence[npt.NDArray[Any] | Tensor] | None = None
     resumed: Resumed | None = None
+    choice: Choice | None = None
 
 
 def listed(token_ids: Sequence[int | DrawnToken] | DrawnToken) -> Sequence[int | DrawnToken]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tandem.drafting.drafter import OF_TARGET, Drafter, Recipe
+from tandem.drafting.drafter import OF_TARGET, Checkpoint, Drafter, Recipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
@@ -14,8 +14,9 @@ from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
-from tandem.inference.loading.partial import ModelPart
+from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
+from tandem.inference.sparse_view import SparseView
 from tandem.inference.view import ModelView
 from tandem.serving.model import load_decoder, max_length, options_of
 from tandem.settings import ModelSettings
@@ -70,9 +71,7 @@ def load_models(
         )
     for named in recipe.checkpoints:
         if isinstance(beside, Decoder) and (named.path or model) == OF_TARGET:
-            view = ModelView(beside, ModelPart(named.exit, named.skip))
-            view.measure(max_length(beside, settings))
-            models.append(view)
+            models.append(_view(beside, named, recipe, settings))
             continue
         source = CheckpointSource(
             named.path or model,
@@ -104,8 +103,25 @@ def load_models(
     return models
 
 
+def _view(target: Decoder, named: Checkpoint, recipe: Recipe, settings: ModelSettings) -> Model:
+    """A part of a target, or all of it over few keys; measured."""
+    view: Model
+    if named.keys is None:
+        view = ModelView(target, ModelPart(named.exit, named.skip))
+    else:
+        view = SparseView(target, named.keys, settings.max_sequences)
+    if recipe.largest_tree and recipe.method in ("tree", "chains") and not view.takes_trees:
+        raise StartupError(
+            f"the recipe {recipe.method}: {OF_TARGET!r} with few keys drafts no branches; use the"
+            " recipe model"
+        )
+    view.measure(max_length(target, settings))
+    return view
+
+
 def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
-    """The parts of a target that a recipe drafts with; none where it has models of its own.
+    """The parts of a target that a recipe drafts with, the whole where it sees few keys; none where
+    it has models of its own.
 
     Args:
         recipe: what drafts.
@@ -115,6 +131,10 @@ def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
         StartupError: it cannot have them so.
     """
     own = [one for one in recipe.checkpoints if (one.path or model) == OF_TARGET]
+    if any(one.keys is not None for one in recipe.checkpoints if one not in own):
+        raise StartupError(
+            f"the recipe {recipe.method}: kv is for the model {OF_TARGET!r}, a part of the target"
+        )
     if not own:
         return []
     part, *others = own
@@ -132,12 +152,20 @@ def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
             f"the recipe {recipe.method}: {OF_TARGET!r} has the target's own weights; set"
             " TANDEM_TARGET_ADAPTER in place of the recipe's adapter"
         )
-    if not part.exit and not part.skip:
+    layers = ModelPart(part.exit, part.skip)
+    if part.keys is not None:
+        if layers != WHOLE:
+            raise StartupError(
+                f"the recipe {recipe.method}: kv of {OF_TARGET!r} goes with neither exit nor skip:"
+                " all layers see few keys"
+            )
+        return [layers]
+    if layers == WHOLE:
         raise StartupError(
-            f"the recipe {recipe.method}: {OF_TARGET!r} needs exit or skip: the whole target drafts"
-            " no faster than it verifies"
+            f"the recipe {recipe.method}: {OF_TARGET!r} needs exit, skip or kv: the whole target"
+            " drafts no faster than it verifies"
         )
-    return [ModelPart(part.exit, part.skip)]
+    return [layers]
 
 
 def law_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from tandem.drafting.drafter import Checkpoint, DraftSequence, Recipe, Setting, Traits
 from tandem.drafting.part import PartDrafter
@@ -15,6 +15,7 @@ from tandem.drafting.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import DrawnToken, Feed
+from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.speculation.draft import Draft
 
 if TYPE_CHECKING:  # the table of methods is read where torch is not installed
@@ -167,8 +168,46 @@ ThresholdKey = Annotated[
 ]
 
 
+class _Kv(BaseModel):
+    """Which keys of the text a model sees; of `SparseKeys`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    budget: int = SparseKeys.budget
+    sink: int = SparseKeys.sink
+
+    @property
+    def keys(self) -> SparseKeys:
+        """As the model takes them."""
+        return SparseKeys(**self.model_dump())
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if fault := self.keys.fault:
+            raise ValueError(fault)
+        return self
+
+
+class ChunksKv(_Kv):
+    """Chunks that the last token's query points at, beside the first and the latest keys."""
+
+    kind: Literal["chunks"] = "chunks"
+    recent: int = SparseKeys.recent
+    chunk: int = SparseKeys.chunk
+
+
+class WindowKv(_Kv):
+    """The first and the latest keys."""
+
+    kind: Literal["window"] = "window"
+
+
 class OfModel(Recipe):
-    """A recipe with one model."""
+    """A recipe with one model.
+
+    Attributes:
+        kv: keys that a part of the target sees; None for all.
+    """
 
     model: str = ""
     adapter: Annotated[
@@ -185,6 +224,7 @@ class OfModel(Recipe):
         Setting("skip", "file with the sublayers of MODEL that are left out; empty for none"),
     ] = ""
 
+    kv: Annotated[ChunksKv | WindowKv, Field(discriminator="kind")] | None = None
     stop: StopKey = "fixed"
     threshold: ThresholdKey = THRESHOLD
 
@@ -201,7 +241,10 @@ class OfModel(Recipe):
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """One."""
-        return (Checkpoint(self.model, adapter=self.adapter, exit=self.exit, skip=self.skip),)
+        keys = None if self.kv is None else self.kv.keys
+        return (
+            Checkpoint(self.model, adapter=self.adapter, exit=self.exit, skip=self.skip, keys=keys),
+        )
 
 
 class ModelRecipe(OfModel):

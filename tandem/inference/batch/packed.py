@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import Tiles
-from tandem.inference.feed import DrawnToken, Feed, listed
+from tandem.inference.feed import Choice, DrawnToken, Feed, listed
 
 
 @dataclass(slots=True)
@@ -60,10 +60,13 @@ class Packing:
                 raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
             if fresh and feed.resumed is not None:
                 count -= feed.resumed.count
-            segment = Segment(first, count, cache.start, length, branches, cache.table)
+            segment = Segment(
+                first, count, cache.start, length, branches, cache.table, cache.skipped
+            )
             packing.segments.append(segment)
             if branches is None:
-                packing.positions.extend(range(length - count, length))
+                reach = segment.reach
+                packing.positions.extend(range(reach - count, reach))
             else:
                 packing.positions.extend(segment.behind[0][-count:].tolist())
             packing.slots.extend(cache.slots(length - count, count))
@@ -122,6 +125,7 @@ class PackedBatch:
         tiles: for attention in one call; None for one call per sequence.
         states: [S] int64, rows whose hidden states are wanted; None for none.
         resumed: what is computed of it already; None for nothing.
+        choices: of sequences whose keys are looked at, with the sequence's number.
     """
 
     segments: list[Segment]
@@ -132,6 +136,7 @@ class PackedBatch:
     tiles: Tiles | None = None
     states: Tensor | None = None
     resumed: ResumedBatch | None = None
+    choices: Sequence[tuple[int, Choice]] = ()
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
     _branch_masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
@@ -152,6 +157,9 @@ class PackedBatch:
             windows: of the model's layers, as far as they are known; for attention in one call.
         """
         batch = cls._packed(Packing.of(feeds), tokens_of(feeds, device), in_one_call, windows)
+        batch.choices = [
+            (i, feed.choice) for i, feed in enumerate(feeds) if feed.choice is not None
+        ]
         exits = {feed.resumed.exit for feed in feeds if feed.resumed is not None}
         if exits:
             (exit_,) = exits  # one model's, of one recipe
@@ -190,6 +198,20 @@ class PackedBatch:
             tiles=tiles,
             states=states,
         )
+
+    def show(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Let keys of a layer be looked at.
+
+        Args:
+            layer: of the pool.
+            query: [Hq, T, D] of the batch.
+            keys: [H, positions, D], the pool's.
+            values: [H, positions, Dv], the pool's.
+        """
+        for number, choice in self.choices:
+            segment = self.segments[number]
+            own = [part.narrow(1, segment.start, segment.length) for part in (keys, values)]
+            choice.see(layer, query[:, segment.first], *own)
 
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor

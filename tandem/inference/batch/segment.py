@@ -22,6 +22,7 @@ class Segment:
         branches: its branch rows, which are the last of these slots; None for a chain, whose order
             in memory is the order of the text.
         table: its blocks of the pool; None where it has an extent.
+        skipped: positions of its text that have no slot.
     """
 
     first: int
@@ -30,13 +31,14 @@ class Segment:
     length: int
     branches: Branches | None = None
     table: Sequence[int] | None = None
+    skipped: int = 0
 
     @property
     def reach(self) -> int:
         """Positions of the longest text in it: branches share positions."""
         if self.branches is None:
-            return self.length
-        return self.length - len(self.branches) + self.branches.depth
+            return self.skipped + self.length
+        return self.skipped + self.length - len(self.branches) + self.branches.depth
 
     @property
     def num_behind(self) -> int:

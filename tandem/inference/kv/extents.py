@@ -45,6 +45,7 @@ class SequenceCache:
         looked_up: tokens of its prompt that were looked for.
         found: of these, the first ones, that were computed before it opened.
         blocks: the full ones at its beginning that others may find. Nothing is written there.
+        skipped: positions of its text that it does not hold, of those before its last ones.
     """
 
     pool: PositionPool
@@ -59,6 +60,7 @@ class SequenceCache:
     looked_up: int = 0
     found: int = 0
     blocks: list[Block] = field(default_factory=list)
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         self.promised = max(self.promised, self.capacity)

@@ -21,23 +21,41 @@ def _of(name: str) -> Any:
     )
 
 
-class ViewedCache(SequenceCache):
-    """Shows a sequence's cache to a part of the model that fills it.
-
-    The text is the other cache's, and is never computed by the part. Rows that are fed to the part
-    stand where the other cache goes on: they are scratch, which its next feed writes over. What is
-    its own is how far these rows go.
+class Shows(SequenceCache):
+    """A cache of rows behind a text that another cache holds: it computes nothing of the text.
 
     Attributes:
-        of: the cache that it shows.
+        of: the other cache.
+    """
+
+    __slots__ = ("of",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.of = SequenceCache(_NOWHERE, 0, 0)
+        super().__init__(*args, **kwargs)
+
+    def show(self, cache: SequenceCache) -> None:
+        """Show this cache from now on."""
+        self.of = cache
+
+
+class ViewedCache(Shows):
+    """Shows a sequence's cache to a part of the model that fills it.
+
+    Rows that are fed to the part stand where the other cache goes on: they are scratch, which its
+    next feed writes over. What is its own is how far these rows go.
+
+    Attributes:
         exit_states: hidden states [n, width] at the part's exit of the rows behind the text, in
             parts, in the order of their slots; empty where the part has no exit.
         nodes: branch row of each node of the last draft that was computed; None where the draft is
             a chain.
     """
 
-    __slots__ = ("exit_states", "nodes", "of")
+    __slots__ = ("exit_states", "nodes")
 
+    exit_states: list[Tensor]
+    nodes: Mapping[int, int] | None
     pool: Any = _of("pool")
     start: int = _of("start")
     capacity: int = _of("capacity")
@@ -45,15 +63,12 @@ class ViewedCache(SequenceCache):
     promised: int = _of("promised")
 
     def __init__(self) -> None:
-        self.of = SequenceCache(_NOWHERE, 0, 0)
-        self.salt, self.looked_up, self.found, self.blocks = None, 0, 0, []
-        self.exit_states: list[Tensor] = []
-        self.nodes: Mapping[int, int] | None = None
+        super().__init__(_NOWHERE, 0, 0)
         self._begin()
 
     def show(self, cache: SequenceCache) -> None:
-        """Show this cache from now on."""
-        self.of = cache
+        """See `Shows`."""
+        super().show(cache)
         self._begin()
 
     def _begin(self) -> None:

@@ -136,8 +136,9 @@ class Backend:
         return drawn
 
     def _computed(self, feeds: Sequence[Feed]) -> PassOutput:
-        resumes = any(feed.resumed is not None for feed in feeds)  # no captured pass does
-        graph = None if self.graphs is None or resumes else self.graphs.fitting(feeds)
+        # Neither of both is captured.
+        special = any(feed.resumed is not None or feed.choice is not None for feed in feeds)
+        graph = None if self.graphs is None or special else self.graphs.fitting(feeds)
         if graph is not None:
             return graph(feeds)
         if self.feeds_again:

@@ -320,6 +320,8 @@ class LlamaLayer(nn.Module):
             turned = _turn(turned, rotation).transpose(0, 1)
             query, key = turned.tensor_split((self._query_heads,))
             keys, values = pool.write(index, key, value.transpose(0, 1))
+        if batch.choices:
+            batch.show(index, query, keys, values)
         seen = attend(batch, query, keys, values, self._scaling, self._window)
         return self.out.plus(states, seen.flatten(1))
 

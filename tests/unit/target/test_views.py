@@ -150,10 +150,11 @@ def _rounds(
     own: OwnDrafts,
     size: DraftSize,
     plain: Sequence[int],
+    rounds: int = ROUNDS,
 ) -> Steps[None]:
     yield from open_(scorer, sequence, 0)
     credit = Credit(0)
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, rounds + 1):
         credit.grant(1, DraftSize(0) if number in plain else size)
     yield from run(scorer, sequence, credit, own)
 
