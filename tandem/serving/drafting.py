@@ -110,7 +110,7 @@ def _view(target: Decoder, named: Checkpoint, recipe: Recipe, settings: ModelSet
         view = ModelView(target, ModelPart(named.exit, named.skip))
     else:
         view = SparseView(target, named.keys, settings.max_sequences)
-    if recipe.largest_tree and recipe.method in ("tree", "chains") and not view.takes_trees:
+    if recipe.method == "forest" and not view.takes_trees:  # whose chains are branches
         raise StartupError(
             f"the recipe {recipe.method}: {OF_TARGET!r} with few keys drafts no branches; use the"
             " recipe model"

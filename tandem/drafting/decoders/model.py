@@ -203,11 +203,7 @@ class WindowKv(_Kv):
 
 
 class OfModel(Recipe):
-    """A recipe with one model.
-
-    Attributes:
-        kv: keys that a part of the target sees; None for all.
-    """
+    """A recipe with one model."""
 
     model: str = ""
     adapter: Annotated[
@@ -224,7 +220,6 @@ class OfModel(Recipe):
         Setting("skip", "file with the sublayers of MODEL that are left out; empty for none"),
     ] = ""
 
-    kv: Annotated[ChunksKv | WindowKv, Field(discriminator="kind")] | None = None
     stop: StopKey = "fixed"
     threshold: ThresholdKey = THRESHOLD
 
@@ -241,19 +236,27 @@ class OfModel(Recipe):
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """One."""
-        keys = None if self.kv is None else self.kv.keys
-        return (
-            Checkpoint(self.model, adapter=self.adapter, exit=self.exit, skip=self.skip, keys=keys),
-        )
+        return (Checkpoint(self.model, adapter=self.adapter, exit=self.exit, skip=self.skip),)
 
 
 class ModelRecipe(OfModel):
-    """The recipe of `model`."""
+    """The recipe of `model`.
+
+    Attributes:
+        kv: keys of its text that the target sees, where it drafts itself; None for all.
+    """
 
     drafts: ClassVar = "a chain by a small decoder (the default)"
     drafter: ClassVar = ModelDrafter
 
     method: Literal["model"] = "model"
+    kv: Annotated[ChunksKv | WindowKv, Field(discriminator="kind")] | None = None
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """One."""
+        (own,) = super().checkpoints
+        return (own._replace(keys=None if self.kv is None else self.kv.keys),)
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> ModelDrafter:
         """See `Recipe`."""

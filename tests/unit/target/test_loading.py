@@ -61,7 +61,7 @@ _NO_DRAFTER = "a part of a target, which drafts inside of it"
 @pytest.mark.parametrize(
     ("settings", "own", "sentence"),
     [
-        ({}, {}, "'@target' needs exit or skip: the whole target drafts no faster"),
+        ({}, {}, "'@target' needs exit, skip or kv: the whole target drafts no faster"),
         ({}, {"EXIT": "5"}, "exit = 5: the model has 4 layers"),
         ({}, {"EXIT": "2", "ADAPTER": "there"}, "set TANDEM_TARGET_ADAPTER in place of"),
         ({"drafts": "forest"}, {"EXIT": "2"}, "one model at most may be '@target'"),
@@ -84,6 +84,57 @@ def test_a_part_of_the_target_that_cannot_draft_is_refused(
         loaded(deep_target, **({"drafts": "model"} | settings))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+_FEW = 'model = "@target"\nkv = {kind = "chunks", budget = 48, sink = 4, recent = 8, chunk = 4}\n'
+_FOREST = 'method = "forest"\n[[parts]]\nmethod = "tree"\n[[parts]]\nmethod = "model"\n'
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "sentence"),
+    [
+        (f'method = "model"\n{_FEW}exit = 2\n', {}, "kv of '@target' goes with neither exit nor"),
+        (f'method = "model"\n{_FEW}', {"engine": "openvino"}, "by ENGINE=torch alone, and this"),
+        (f'method = "model"\n{_FEW}', {"engine": "vllm"}, "ENGINE=vllm has no part of a target"),
+        (f"{_FOREST}{_FEW}", {}, "with few keys drafts no branches; use the recipe model"),
+        (
+            'method = "model"\nmodel = "@target"\nkv = {kind = "chunks", budget = 40}\n',
+            {},
+            "kv.chunks: budget = 40 holds no chunk of 8 beside 16 first and 64 latest keys",
+        ),
+        (
+            'method = "model"\nmodel = "other"\nkv = {kind = "window"}\n',
+            {},
+            "kv is for the model '@target', a part of the target",
+        ),
+    ],
+)
+def test_few_keys_that_cannot_be_seen_are_refused(
+    deep_target: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    recipe: str,
+    settings: dict[str, Any],
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(deep_target[0]))
+    (tmp_path / "recipe.toml").write_text(recipe)
+    with pytest.raises(StartupError) as caught:
+        loaded(deep_target, **({"drafts": str(tmp_path / "recipe.toml")} | settings))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_target_drafts_over_few_keys_by_torch(
+    deep_target: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(deep_target[0]))
+    (tmp_path / "recipe.toml").write_text(f'method = "model"\n{_FEW}')
+    found = loaded(deep_target, drafts=str(tmp_path / "recipe.toml"))
+    assert (found.drafts.info.pure, found.drafts.exit) == (False, 0)
+    assert found.models[0].engine == "torch"
+    assert not found.models[0].improving
+    assert json.loads(found.drafts.info.recipe)["kv"]["budget"] == 48
 
 
 def test_a_drafter_service_has_no_target_to_take_a_part_of() -> None:

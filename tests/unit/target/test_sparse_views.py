@@ -196,8 +196,8 @@ def test_chunks_are_those_of_the_largest_scores() -> None:
         of, start = Text(), 0
         pool = type("Pool", (), {"keys": [torch.zeros(2, 9, 4)], "values": [torch.zeros(2, 9, 4)]})
 
-    Held.keys = keys
     own: Any = Held()
+    own.keys = keys
     choice = KeyChoice(own, 1)
     source, query = torch.randn(2, 23, 4), torch.randn(4, 4)
     choice.see(0, query, source, source + 1)
@@ -250,7 +250,7 @@ def test_numbers_that_do_not_fit_are_named(keys: SparseKeys, sentence: str) -> N
     if keys.kind == "chunks":
         kv |= {"recent": keys.recent, "chunk": keys.chunk}
     with pytest.raises(ValueError, match=sentence):
-        ModelRecipe(model="@target", kv=kv)  # type: ignore[arg-type]
+        ModelRecipe(model="@target", kv=kv)
 
 
 def test_a_model_that_does_not_show_its_keys_is_named(tmp_path: Any) -> None:
