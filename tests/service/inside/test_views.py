@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -105,3 +106,46 @@ async def test_texts_follow_the_law_and_are_those_of_a_copy(
                 assert len(texts[0]) == TOKENS
                 accepted += replies[1].summary.accepted_tokens
     assert accepted > TOKENS
+
+
+_FEW = """
+method = "{method}"
+{part}model = "@target"
+{part}kv = {{kind = "chunks", budget = 14, sink = 1, recent = 5, chunk = 2}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "part"), [("model", ""), ("cascade", "reviewer.")], ids=["model", "cascade"]
+)
+async def test_texts_drafted_over_few_keys_follow_the_law(
+    method: str, part: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(model))
+    (tmp_path / "recipe.toml").write_text(_FEW.format(method=method, part=part))
+    async with AsyncExitStack() as stack:
+        own = TargetSettings(model=str(model), engine="torch", drafts=str(tmp_path / "recipe.toml"))
+        target = await start(stack, make_target(own))
+        settings = OrchestratorSettings(
+            targets=(address_of(target),),
+            draft_by="target",
+            stage_floor_seconds=60.0,
+            draft_seconds=60.0,
+        )
+        server = await start(stack, make_orchestrator(settings))
+        await server.ready()
+        counts = await counts_at(address_of(server), Case("block", 3, "dense"), range(TEXTS))
+        assert chi_square_p_value(counts, target_law(model)) > SMALLEST_P
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(
+            await connect(stack, address_of(server))
+        )
+        message = generation(
+            prompt_token_ids=[1, 0, 3, 2] * 9,
+            stopping={"max_new_tokens": 100, "ignore_eos": True},
+            speculation={"gamma": 3},
+        )
+        summary = (await stub.Complete(pb.CompleteRequest(generation=message))).summary
+        assert 0.2 < summary.accepted_tokens / summary.drafted_tokens < 1
+        refused = generation(speculation={"verifier": "greedy_block", "gamma": 3})
+        with pytest.raises(grpc.aio.AioRpcError, match=r"'greedy_block' .* not suit"):
+            await stub.Complete(pb.CompleteRequest(generation=refused))

@@ -427,7 +427,9 @@ OF_PHRASES = (
 
 _OF_VIEWS = "tests/unit/target/test_views.py"
 _RUN_LAW = "tests/unit/target/test_run_law.py"
+_OF_SPARSE = "tests/unit/target/test_sparse_views.py"
 _VIEWED = "tandem/inference/kv/viewed.py"
+_SPARSE = "tandem/inference/kv/sparse.py"
 
 OF_VIEWS = (
     Mutant(
@@ -485,5 +487,40 @@ OF_VIEWS = (
         "cache.keep([at[row] for row in path] if at else path)",
         "cache.keep(path)",
         (_OF_VIEWS,),
+    ),
+    Mutant(
+        "few keys: new tokens go on at their slots",
+        "tandem/inference/batch/packed.py",
+        "reach = segment.reach\n",
+        "reach = length\n",
+        (_OF_SPARSE,),
+    ),
+    Mutant(
+        "few keys: what a draft computed stays in the place of the text's own",
+        _SPARSE,
+        "if fresh > 0:",
+        "if fresh < 0:",
+        (_OF_SPARSE,),
+    ),
+    Mutant(
+        "few keys: a draft's keys are written to the text's blocks",
+        _SPARSE,
+        "copied(self.of, self._told, self, self._told - self.skipped, fresh)",
+        "copied(self, self._told - self.skipped, self.of, self._told, fresh)",
+        (_OF_SPARSE,),
+    ),
+    Mutant(
+        "few keys: all heads see the same chunks",
+        _SPARSE,
+        "best = scores.topk",
+        "best = scores.mean(0, keepdim=True).expand_as(scores).topk",
+        (_OF_SPARSE,),
+    ),
+    Mutant(
+        "few keys: they are never chosen anew",
+        _SPARSE,
+        "self.due = self.due or held - self.skipped > self.keys.budget + STRIDE",
+        "self.due = False",
+        (_OF_SPARSE,),
     ),
 )
