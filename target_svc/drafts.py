@@ -19,7 +19,7 @@ from tandem.speculation.feedback import FeedbackWanted
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
-from target_svc.round import NOT_BEGUN, Begun, TargetSequence, verify
+from target_svc.round import NOTHING_COMPUTED, Resumable, TargetSequence, verify
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class OwnDrafts:
         method = go_on(self.drafter, drafting, round_, news, size, feedback)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
-        begun = self._begun(drafting) if own.wanted is None else NOT_BEGUN
-        decision = yield from verify(scorer, sequence, round_, drafted, own.wanted, begun)
+        computed = self._computed(drafting, own.wanted)
+        decision = yield from verify(scorer, sequence, round_, drafted, own.wanted, computed)
         if drafted is not decision.draft:
             _end(method, decision.draft)
         if request.rule.needs_every_draft and len(decision.draft) < size.gamma:
@@ -94,12 +94,14 @@ class OwnDrafts:
             raise not_finite("drafter")
         return decision, times
 
-    def _begun(self, drafting: DraftSequence) -> Begun:
+    def _computed(self, drafting: DraftSequence, wanted: FeedbackWanted | None) -> Resumable:
         """What the target need not compute of the draft just made."""
+        if not self.exit or (wanted is not None and wanted.columns):
+            return NOTHING_COMPUTED
         for cache in drafting.caches:
-            if self.exit and isinstance(cache, ViewedCache) and cache.exit_states:
-                return Begun(Resumed(self.exit, cache.exit_states), cache.nodes)
-        return NOT_BEGUN
+            if isinstance(cache, ViewedCache) and cache.can_be_resumed:
+                return Resumable(Resumed(self.exit, cache.exit_states), cache.nodes)
+        return NOTHING_COMPUTED
 
 
 def _to_chain(method: Steps[Draft]) -> Steps[Draft | Sequence[DrawnToken]]:

@@ -188,10 +188,20 @@ def views_of(
         return []
     recipe, keys = own
     views = parts_of_target(recipe, keys.model)
-    if views and settings.draft_device not in ("", settings.device):
+    if not views:
+        return []
+    device, asked = (
+        name.replace("cuda:0", "cuda") for name in (settings.device, settings.draft_device)
+    )
+    if asked not in ("", device):
         raise StartupError(
             "TANDEM_TARGET_DRAFT_DEVICE: a part of the target computes where the target does; unset"
             " it"
+        )
+    if keys.dtype not in ("auto", settings.dtype):
+        raise StartupError(
+            f"TANDEM_DRAFTER_DTYPE={keys.dtype}: a part of the target has the target's weights, in"
+            " their dtype; unset it"
         )
     return views
 

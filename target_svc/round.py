@@ -157,7 +157,7 @@ def _read_prompt(scorer: Scorer, sequence: TargetSequence, wanted: LogProbsWante
         )
 
 
-class Begun(NamedTuple):
+class Resumable(NamedTuple):
     """What is computed of a draft's rows where a part of the target drafted it.
 
     Attributes:
@@ -186,7 +186,7 @@ class Begun(NamedTuple):
         return sorted(range(len(computed)), key=found.__getitem__)
 
 
-NOT_BEGUN = Begun()
+NOTHING_COMPUTED = Resumable()
 
 
 def verify(
@@ -195,7 +195,7 @@ def verify(
     round_: int,
     draft: Draft | Sequence[DrawnToken],
     wanted: FeedbackWanted | None = None,
-    begun: Begun = NOT_BEGUN,
+    computed: Resumable = NOTHING_COMPUTED,
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
@@ -209,9 +209,9 @@ def verify(
         draft: on the host; or a chain on the scorer's device, which comes to the host with the
             verdict.
         wanted: feedback that the verdict brings; None for none.
-        begun: what need not be computed. States, and rows of probes, cannot be had beside that.
+        computed: what need not be computed. States cannot be had beside that.
     """
-    tokens, parents, at, resumed = _arranged(draft, begun)
+    tokens, parents, at, resumed = _arranged(draft, computed)
     probes = draft.probes if isinstance(draft, Draft) else NO_PROBES
     paths: list[Sequence[int]] = []
     if sequence.shaped is not None:
@@ -253,24 +253,30 @@ class _Arranged(NamedTuple):
     resumed: Resumed | None = None
 
 
-def _arranged(draft: Draft | Sequence[DrawnToken], begun: Begun) -> _Arranged:
+def _arranged(draft: Draft | Sequence[DrawnToken], known: Resumable) -> _Arranged:
     """The rows of a draft that are to be computed, behind those of which something is."""
     if not isinstance(draft, Draft):
-        return _Arranged(draft, resumed=begun.resumed)
+        return _Arranged(draft, resumed=known.resumed)
     if draft.parents is None:
-        return _Arranged(draft.token_ids, resumed=begun.resumed)
+        return _Arranged(draft.token_ids, resumed=None if draft.probes else known.resumed)
     places = draft.row_of_places()
     computed = draft.computed()
     tokens = [draft.token_ids[place - 1] for place in computed]
     parents = [places[draft.parents[place - 1]] for place in computed]
-    order = None if begun.resumed is None else begun.order(computed)
+    order = None if known.resumed is None or draft.probes else known.order(computed)
     if order is None:
         return _Arranged(tokens, parents)
+    assert known.resumed is not None
+    # Where a row ran out, a node was computed that the draft does not have, behind all that it has.
+    rows = known.resumed.count if known.nodes is None else 1 + len(known.nodes)
+    resumed = known.resumed.first(rows)
+    if order == list(range(len(order))):
+        return _Arranged(tokens, parents, resumed=resumed)
     at = [0] * (1 + len(order))
     for row, number in enumerate(order, 1):
         at[1 + number] = row
     tokens, parents = [tokens[i] for i in order], [at[parents[i]] for i in order]
-    return _Arranged(tokens, parents, at, begun.resumed)
+    return _Arranged(tokens, parents, at, resumed)
 
 
 def _told(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | None) -> Decision:

@@ -17,14 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.mutants.drafting import OF_PHRASES, OF_VIEWS
 from tests.support.mutants.learning import OF_DISTILLATION, OF_ONLINE
 from tests.support.mutants.serving import (
     OF_BLOCKS,
     OF_CHAINS,
     OF_GROWING,
-    OF_PHRASES,
     OF_ROUTING,
-    OF_VIEWS,
     Mutant,
 )
 from tests.support.repository import ROOT

@@ -22,7 +22,7 @@ from benchmarks.measure.texts import PROMPTS
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.worker import EngineFailed
 from models import published
-from models.zoo.questions import questions
+from models.zoo.training.questions import questions
 from tandem.tools.local.pair import embedded
 
 CACHE = ROOT / ".cache" / "peers"

@@ -262,12 +262,6 @@ class Decoder(Model):
         """Feed new tokens to a part that it was made with, see `Backends.forward`."""
         return self._backends.forward(feeds, part).without(self._masked)
 
-    def times_of(self, part: ModelPart, longest: int) -> Sequence[PassTime]:
-        """What passes of a part take, see `profile_of`; only before the first sequence."""
-        with torch.inference_mode():
-            at_most = min(longest, self.about.max_length)
-            return profile_of(self._backends.current.view(part), at_most)
-
     @property
     def chains(self) -> bool:
         """See `Model`."""

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
+import torch
+
+from tandem.errors import first_line
+from tandem.inference.choice.speed import PROFILED_POSITIONS, profile_of
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart, read_skipped
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
+
+_log = structlog.get_logger(__name__)
 
 
 class ModelView(Model):
@@ -29,6 +36,7 @@ class ModelView(Model):
 
     def __init__(self, decoder: Decoder, part: ModelPart) -> None:
         self._decoder, self.part = decoder, part
+        self._longest, self._measured = 0, decoder.backend
         self.device = decoder.device
         skipped = read_skipped(part.skip) if part.skip else None
         law = repr((decoder.about.fingerprint, "view", part.exit, skipped))
@@ -63,12 +71,31 @@ class ModelView(Model):
         """Nothing is held."""
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """See `Model`; what is behind an exit is noted in the feeds' caches."""
+        """See `Model`; what is behind an exit is noted in the feeds' caches.
+
+        Raises:
+            ValueError: a feed would write over the text that the whole computed.
+        """
+        for feed in feeds:
+            if isinstance(feed.cache, ViewedCache) and feed.cache.length < feed.cache.of.length:
+                raise ValueError("a part of a model is fed behind its text alone")
         output = self._decoder.forward_part(self.part, feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return output
 
     def measure(self, longest: int) -> None:
-        """See `Model`."""
-        self.pass_times = self._decoder.times_of(self.part, longest)
+        """See `Model`; in a pool of its own, so that it may be done again."""
+        self._longest, self._measured = longest, self._decoder.backend
+        try:
+            own = self._measured.beside(PROFILED_POSITIONS, self.part)
+            with torch.inference_mode():
+                self.pass_times = profile_of(own, min(longest, self.about.max_length))
+        except Exception as error:
+            _log.warning("a part's passes are not measured", reason=first_line(error))
+            self.pass_times = ()
+
+    def improve(self) -> None:
+        """Measure again, where another back end serves than was measured."""
+        if self._measured is not self._decoder.backend:
+            self.measure(self._longest)

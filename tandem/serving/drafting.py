@@ -162,8 +162,8 @@ def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
         return [layers]
     if layers == WHOLE:
         raise StartupError(
-            f"the recipe {recipe.method}: {OF_TARGET!r} needs exit, skip or kv: the whole target"
-            " drafts no faster than it verifies"
+            f"the recipe {recipe.method}: {OF_TARGET!r} needs exit, skip or kv, of a method that is"
+            " made of others in a recipe's file: the whole target drafts no faster than it verifies"
         )
     return [layers]
 

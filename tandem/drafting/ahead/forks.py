@@ -56,8 +56,8 @@ class ForkedCache:
         """Of its trunk."""
         return self.real.length + len(self.path)
 
-    def hold(self, agreed: int, text: int) -> int:
-        """See `SequenceCache.hold`."""
+    def keep_text(self, agreed: int, text: int) -> int:
+        """See `SequenceCache.keep_text`."""
         kept = min(agreed, text - 1)
         self.rollback(kept)
         return kept

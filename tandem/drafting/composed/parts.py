@@ -102,9 +102,10 @@ def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept:
 
 
 def settle(drafter: PartDrafter, own: DraftSequence, emitted: Sequence[int]) -> None:
-    """Tell a part what was emitted; of what it assumed, what came out stays."""
+    """Tell a part what was emitted; of what it assumed, what came out stays. It observes the last
+    token in any case."""
     agreed = 0
-    for guess, token_id in zip(own.assumed, emitted, strict=False):
+    for guess, token_id in zip(own.assumed, emitted[:-1], strict=False):
         if guess != token_id:
             break
         agreed += 1
@@ -112,5 +113,4 @@ def settle(drafter: PartDrafter, own: DraftSequence, emitted: Sequence[int]) -> 
         own.threshold.drafted = 0  # what it drafted behind them was not judged
     drafter.rewind(own, len(own.token_ids) - len(own.assumed) + agreed)
     own.assumed = []
-    if rest := emitted[agreed:]:
-        drafter.observe(own, rest)
+    drafter.observe(own, emitted[agreed:])

@@ -116,7 +116,7 @@ class ModelDrafter(PartDrafter):
             agreed += 1
         sequence.token_ids.extend(emitted)
         held[agreed:] = sequence.token_ids[agreed:]
-        del held[cache_of(sequence).hold(agreed, len(sequence.token_ids)) :]
+        del held[cache_of(sequence).keep_text(agreed, len(sequence.token_ids)) :]
         publish(sequence)
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:

@@ -29,7 +29,7 @@ from tandem.inference.choice.candidates import (
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.choice.speed import times_as_slow
 from tandem.inference.hidden_states import Layers
-from tandem.inference.loading.partial import ModelPart
+from tandem.inference.loading.partial import ModelPart, require_part
 from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes.backend import Backend
 from tandem.profile import PassTime
@@ -139,6 +139,8 @@ def choose_backend(
         StartupError: the model gives other logits in a batch, or cannot be served at all;
             or `openvino` was asked for on a device that is not a CPU.
     """
+    for part in views:
+        require_part(model, part)
     cpu = model.device.type == "cpu"
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")

@@ -32,6 +32,9 @@ CONTEXT = 64
 # time. A small model on a CPU takes half of it; a large one is loaded for far longer.
 SEQUENCES, ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
 
+# Of a pool in which all of them have room.
+PROFILED_POSITIONS = SEQUENCES[-1] * (CONTEXT + ROWS[-1])
+
 # A chunk of a prompt beside other texts, and the largest where there are none.
 PROMPT_ROWS = (256, 2048)
 

@@ -92,7 +92,7 @@ class SequenceCache:
         self.length = min(self.length, length)
         self._forget_branches()
 
-    def hold(self, agreed: int, text: int) -> int:
+    def keep_text(self, agreed: int, text: int) -> int:
         """Forget all that differs from a text, and its last token, which is to be computed again.
 
         Args:

@@ -70,8 +70,8 @@ class SparseCache(Shows):
         if not self.due:
             super().rollback(max(length, self.of.length) - self.skipped)
 
-    def hold(self, agreed: int, text: int) -> int:
-        """See `SequenceCache.hold`. The true keys of what was kept take the place of the rows'."""
+    def keep_text(self, agreed: int, text: int) -> int:
+        """See `SequenceCache.keep_text`. Keys of what was kept take the place of the rows' own."""
         held = self.of.length
         if agreed > held:  # what is assumed is not the other cache's yet
             self.rollback(min(agreed, text - 1))

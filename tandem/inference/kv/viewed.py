@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tandem.inference.kv.blocks import Block
 from tandem.inference.kv.branches import NO_BRANCHES
 from tandem.inference.kv.extents import SequenceCache
 
@@ -52,7 +53,7 @@ class ViewedCache(Shows):
             a chain.
     """
 
-    __slots__ = ("exit_states", "nodes")
+    __slots__ = ("_behind", "exit_states", "nodes")
 
     exit_states: list[Tensor]
     nodes: Mapping[int, int] | None
@@ -61,6 +62,7 @@ class ViewedCache(Shows):
     capacity: int = _of("capacity")
     table: list[int] | None = _of("table")
     promised: int = _of("promised")
+    blocks: list[Block] = _of("blocks")
 
     def __init__(self) -> None:
         super().__init__(_NOWHERE, 0, 0)
@@ -75,14 +77,20 @@ class ViewedCache(Shows):
         """Stand at the text's end, with no rows."""
         self.length, self.branches, self.branch_tokens = self.of.length, NO_BRANCHES, ()
         self.exit_states, self.nodes = [], None
+        self._behind = self.of.length
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the exit's states are of the rows behind the text as it is now."""
+        return bool(self.exit_states) and self._behind == self.of.length
 
     def adopt(self, token_ids: Sequence[int], salt: str | None) -> int:
         """All of a text, which the other cache holds."""
         self._begin()
         return len(token_ids)
 
-    def hold(self, agreed: int, text: int) -> int:
-        """See `SequenceCache.hold`. What the other cache holds by now stays, whoever drafted it."""
+    def keep_text(self, agreed: int, text: int) -> int:
+        """See `SequenceCache.keep_text`. What the other cache holds stays, whoever drafted it."""
         if agreed <= self.of.length:
             self._begin()
         else:

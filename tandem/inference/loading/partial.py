@@ -102,8 +102,7 @@ def sublayers_of(model: PreTrainedModel, part: ModelPart) -> list[Sublayers]:
     Raises:
         StartupError: the model has no such part, or the file is for another model; in one sentence.
     """
-    kind = str(model.config.model_type)
-    if kind not in _FAMILIES:
+    if not _has_parts(model):
         raise StartupError(
             f"no part of {type(model).__name__} can be served: `exit` and `skip` take models of the"
             f" kinds {', '.join(_FAMILIES)}"
@@ -121,6 +120,25 @@ def sublayers_of(model: PreTrainedModel, part: ModelPart) -> list[Sublayers]:
     if not any(one.attends for one in found):
         raise StartupError("no attention is left of the model: leave out fewer sublayers")
     return found
+
+
+def require_part(model: PreTrainedModel, part: ModelPart) -> None:
+    """Refuse what is no part of a model, or all of it.
+
+    Raises:
+        StartupError: see `sublayers_of`; or nothing is left out.
+    """
+    layers: Any = model.get_submodule("model.layers") if _has_parts(model) else ()
+    found = sublayers_of(model, part)
+    if len(found) == len(layers) and all(all(one) for one in found):
+        raise StartupError(
+            "a part of the target that leaves nothing out drafts no faster than the target"
+            f" verifies: it has {len(layers)} layers"
+        )
+
+
+def _has_parts(model: PreTrainedModel) -> bool:
+    return str(model.config.model_type) in _FAMILIES
 
 
 def take_part(model: PreTrainedModel, part: ModelPart) -> None:

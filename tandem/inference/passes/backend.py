@@ -16,7 +16,7 @@ from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.viewed import ViewedCache
-from tandem.inference.loading.partial import ModelPart
+from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.output import PassOutput
 
 
@@ -88,13 +88,17 @@ class Backend:
     views: Mapping[ModelPart, Pass] = field(default_factory=dict)
     is_view: bool = False
     busy: threading.RLock = field(default_factory=threading.RLock)
+    _made: dict[ModelPart, Backend] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
 
-    def beside(self, positions: int) -> Backend:
-        """The same pass with a pool of its own, to try while this back end serves."""
-        return replace(self, pool=self.pool.resized(positions), graphs=None, chains=None)
+    def beside(self, positions: int, part: ModelPart = WHOLE) -> Backend:
+        """The same pass, or that of a part, with a pool of its own, to try while this back end
+        serves."""
+        own = self if part == WHOLE else self.view(part)
+        pool = self.pool.resized(positions)
+        return replace(own, pool=pool, graphs=None, chains=None, _made={})
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of different sequences; their caches grow.
@@ -121,8 +125,19 @@ class Backend:
     def view(self, part: ModelPart) -> Backend:
         """A part of the model as a back end: with the same pool, and one of both computes at a
         time."""
-        compute = self.views[part]
-        return replace(self, compute=compute, graphs=None, chains=None, views={}, is_view=True)
+        made = self._made.get(part)
+        if made is None or made.pool is not self.pool:
+            made = replace(
+                self,
+                compute=self.views[part],
+                graphs=None,
+                chains=None,
+                views={},
+                is_view=True,
+                _made={},
+            )
+            self._made[part] = made
+        return made
 
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
         """Draw chains, see `Model.draw_on`; their caches grow by as many tokens as were fed."""

@@ -61,8 +61,16 @@ _NO_DRAFTER = "a part of a target, which drafts inside of it"
 @pytest.mark.parametrize(
     ("settings", "own", "sentence"),
     [
-        ({}, {}, "'@target' needs exit, skip or kv: the whole target drafts no faster"),
+        ({}, {}, "'@target' needs exit, skip or kv, of a method that"),
         ({}, {"EXIT": "5"}, "exit = 5: the model has 4 layers"),
+        (
+            {},
+            {"EXIT": "4"},
+            "leaves nothing out drafts no faster than the target verifies: it has 4",
+        ),
+        ({}, {"EXIT": "2", "DTYPE": "bfloat16"}, "DTYPE=bfloat16: a part of the target has the"),
+        ({"engine": "openvino"}, {"EXIT": "9"}, "exit = 9: the model has 4 layers"),
+        ({"drafts": "cascade"}, {"EXIT": "2"}, "of a method that is made of others in a recipe's"),
         ({}, {"EXIT": "2", "ADAPTER": "there"}, "set TANDEM_TARGET_ADAPTER in place of"),
         ({"drafts": "forest"}, {"EXIT": "2"}, "one model at most may be '@target'"),
         ({"drafts": "medusa"}, {}, "a head is no part of a target: name its own"),

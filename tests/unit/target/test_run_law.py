@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tandem.drafting.decoders.model import ModelDrafter
-from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Steps
 from tandem.inference.feed import Resumed
@@ -15,7 +14,7 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
-from target_svc.round import Begun
+from target_svc.round import Resumable
 from tests.support.laws.run_law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
 
@@ -82,16 +81,16 @@ def test_so_does_a_part_of_the_target_that_drafts(name: str, rule: str, warm: bo
 @pytest.mark.parametrize("name", ["model", "tree"])
 def test_a_state_of_another_row_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest row's in the place of each one's, and rows of the draft before."""
-    own = OwnDrafts._begun
+    own = OwnDrafts._computed
 
-    def mixed(drafts: OwnDrafts, drafting: DraftSequence) -> Begun:
-        begun = own(drafts, drafting)
-        if begun.resumed is None:
-            return begun
-        last = begun.resumed.states[-1][-1:]
-        return begun._replace(resumed=Resumed(1, [last] * begun.resumed.count))
+    def mixed(drafts: OwnDrafts, *args: Any) -> Resumable:
+        known = own(drafts, *args)
+        if known.resumed is None:
+            return known
+        last = known.resumed.states[-1][-1:]
+        return known._replace(resumed=Resumed(1, [last] * known.resumed.count))
 
-    monkeypatch.setattr(OwnDrafts, "_begun", mixed)
+    monkeypatch.setattr(OwnDrafts, "_computed", mixed)
     assert RunLaw(name, "token", SIZES, exit_=True).error() > SEEN
 
 

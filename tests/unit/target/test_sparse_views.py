@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from tandem.drafting.composed.cascade import CascadeRecipe
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.drafter import Recipe
+from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
 from tandem.errors import StartupError
@@ -43,7 +43,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.4,
     "tie_word_embeddings": False,
 }
-CHAIN, CASCADE = ModelRecipe(), CascadeRecipe(tokens=2)
+CHAIN, CASCADE = ModelRecipe(), METHODS["cascade"].model_validate({"tokens": 2})
 SAMPLINGS = (Sampling(seed=1), Sampling(temperature=0.0))
 
 
@@ -227,7 +227,7 @@ def test_keys_are_chosen_anew_where_much_less_is_kept(target: Decoder) -> None:
                 view.forward([Feed(own, [1], 1)])
             target.forward([Feed(cache, [1] * (kept + 1), 0)])
             assert not own.due
-            own.hold(cache.length, cache.length + 1)
+            own.keep_text(cache.length, cache.length + 1)
             if own.due:
                 break
             view.forward([Feed(own, [1], 1)])

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tandem.drafting.composed.cascade import CascadeRecipe
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.decoders.tree import TreeRecipe
 from tandem.drafting.drafter import OF_TARGET, Recipe
+from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Steps, Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
@@ -44,7 +44,13 @@ SAMPLINGS = (
 )
 ROUNDS, THREE = 6, DraftSize(3)
 CHAIN, TREE = ModelRecipe(), TreeRecipe(acceptance=(0.6, 0.3, 0.1), max_nodes=8)
-CASCADE = CascadeRecipe(tokens=2)
+# Of the table: a recipe that is made of others is whole only there.
+CASCADE = METHODS["cascade"].model_validate({"tokens": 2})
+HORIZONTAL = METHODS["horizontal"].model_validate(
+    {"parts": [{"method": "lookup"}, {"method": "model"}], "tokens": [2]}
+)
+# Its rows run out where two tokens are left: drawn nodes fall away, which are computed already.
+FEW = (Sampling(top_k=2, seed=4), Sampling(top_p=0.6, seed=5), Sampling(temperature=0.5, seed=6))
 
 
 def _model() -> PreTrainedModel:
@@ -188,6 +194,7 @@ def told(rounds: Sequence[RunRound]) -> list[tuple[Any, ...]]:
         (TREE, "token", DraftSize(3, 8)),
         (TREE, "block", DraftSize(4, 8)),
         (CASCADE, "block", DraftSize(5)),
+        (HORIZONTAL, "block", DraftSize(5)),
     ],
 )
 def test_texts_are_those_of_a_copy(
@@ -211,6 +218,22 @@ def test_texts_are_those_of_a_copy(
         assert bool(resumed) is bool(exit_)
     places = [one.decision.num_accepted for text in there for one in text]
     assert min(places) == 0 < max(places)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("size", [DraftSize(2, 16), DraftSize(3, 16)])
+def test_nodes_that_fall_away_leave_no_state(
+    target: Decoder, copied: Decoder, rule: str, size: DraftSize
+) -> None:
+    """Where the row of a place has no further token, what was drawn there is not sent, and what was
+    computed behind it is nobody's."""
+    how: dict[str, Any] = {"rule": rule, "size": size, "samplings": FEW}
+    there, *_ = texts(target, copied, TreeRecipe(), **how)
+    view = ModelView(target, ModelPart(exit=EXIT))
+    here, passes, drafts = texts(target, view, TreeRecipe(), exit_=EXIT, **how)
+    assert [told(text) for text in here] == [told(text) for text in there]
+    computed = sum(count for one in drafts.fed for count, _ in one)
+    assert 0 < sum(known for one in passes.fed for _, known in one) < computed
 
 
 def test_the_prompt_is_computed_once_and_only_the_upper_layers_of_drafted_rows(

@@ -240,7 +240,7 @@ def up(
         )
         # A drafter's settings say more than a target's own drafts follow.
         free = not any(name.startswith("TANDEM_DRAFTER_") for name in os.environ)
-        if drafts_inside is None and free and pair.shares_a_gpu:
+        if drafts_inside is None and free and not pair.inside and pair.shares_a_gpu:
             pair = replace(pair, inside=True)
             err.print(
                 "Both models are on one GPU: the target drafts in its own process, since the"

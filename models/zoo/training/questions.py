@@ -1,4 +1,4 @@
-"""Prompts for a model that chats: `python -m models.zoo.questions FILE` writes 2,980 of them.
+"""Prompts for a model that chats: `python -m models.zoo.training.questions FILE`, 2,980 of them.
 
 Each is a task and a subject, so none is anybody's text. A drafter for SmolLM2 (models/published.py)
 is distilled on what that writes behind them.
