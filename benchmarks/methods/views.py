@@ -196,7 +196,7 @@ def main() -> None:
     with Progress(console=console) as progress, ExitStack() as running:
         stacks = {}
         for name, drafter, dtype in (
-            ("view", "@target", "float32"),
+            ("view", "@target", "auto"),
             ("copy", str(target), "float32"),
             ("copy, own dtype", str(target), "auto"),
             ("alone", "none", "float32"),

@@ -3,6 +3,7 @@ of a copy in a drafter of its own."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -43,7 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["model", "tree"])
+BESIDE = pytest.mark.campaign(
+    "texts that a part of the target drafts in chains, or reviews over few keys, follow the law",
+    "trees of a part, and chains over few keys (this file); unit/target/test_views.py: as a copy",
+)
+
+
+@pytest.fixture(params=[pytest.param("model", marks=BESIDE), "tree"])
 async def servers(
     request: pytest.FixtureRequest, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[bool, str, str]]:
@@ -116,7 +123,9 @@ method = "{method}"
 
 
 @pytest.mark.parametrize(
-    ("method", "part"), [("model", ""), ("cascade", "reviewer.")], ids=["model", "cascade"]
+    ("method", "part"),
+    [("model", ""), pytest.param("cascade", "reviewer.", marks=BESIDE)],
+    ids=["model", "cascade"],
 )
 async def test_texts_drafted_over_few_keys_follow_the_law(
     method: str, part: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,3 +158,64 @@ async def test_texts_drafted_over_few_keys_follow_the_law(
         refused = generation(speculation={"verifier": "greedy_block", "gamma": 3})
         with pytest.raises(grpc.aio.AioRpcError, match=r"'greedy_block' .* not suit"):
             await stub.Complete(pb.CompleteRequest(generation=refused))
+
+
+GIVEN_BACK = pytest.mark.campaign(
+    "texts that a part of the target drafts are the same where some are given back and moved",
+    "unit/target/test_views.py; service/replicas/test_given_back.py: with drafts of a drafter",
+)
+
+
+@GIVEN_BACK
+@pytest.mark.parametrize("drafts", ["model", "tree", "few"])
+async def test_texts_that_are_given_back_are_those_of_plain_decoding(
+    drafts: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", "@target")
+    recipe = drafts
+    if drafts == "few":
+        (tmp_path / "recipe.toml").write_text(_FEW.format(method="model", part=""))
+        recipe = str(tmp_path / "recipe.toml")
+    else:
+        monkeypatch.setenv("TANDEM_DRAFTER_EXIT", str(EXIT))
+    async with AsyncExitStack() as stack:
+        own = TargetSettings(
+            model=str(model),
+            engine="torch",
+            drafts=recipe,
+            cache_tokens=1200,
+            max_length=400,
+            overcommit=3.0,
+            max_sequences=16,
+        )
+        target = await start(stack, make_target(own))
+        settings = OrchestratorSettings(
+            targets=(address_of(target),),
+            draft_by="target",
+            stage_floor_seconds=60.0,
+            draft_seconds=60.0,
+            queue_seconds=60.0,
+        )
+        server = await start(stack, make_orchestrator(settings))
+        await server.ready()
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(
+            await connect(stack, address_of(server))
+        )
+
+        async def text(number: int, gamma: int) -> tuple[list[int], pb.Summary]:
+            length = 20 + 13 * number % 60
+            size = {"gamma": gamma} | ({"max_nodes": 8} if drafts == "tree" and gamma else {})
+            message = generation(
+                prompt_token_ids=[(number**2 + 3 * n * n + n) % 5 for n in range(length)],
+                sampling={"temperature": 0.0},
+                stopping={"max_new_tokens": 150 + 37 * number % 120, "ignore_eos": True},
+                speculation=size,
+            )
+            reply = await stub.Complete(pb.CompleteRequest(generation=message))
+            return list(reply.token_ids), reply.summary
+
+        plain = [(await text(number, 0))[0] for number in range(14)]
+        drafted = await asyncio.gather(*(text(number, 3) for number in range(14)))
+    assert [ids for ids, _ in drafted] == plain
+    assert sum(summary.given_back for _, summary in drafted)
+    assert sum(summary.accepted_tokens for _, summary in drafted) > 14 * 50

@@ -23,6 +23,10 @@ WITH_TOKEN = pytest.mark.campaign(
     "the same with `block` (this file); both rules in unit/drafting/composed",
 )
 
+OF_VIEWS = pytest.mark.campaign(
+    "a part of the target leaves the law as it is, by `token` too and in chains with branches",
+    "the same by `block` and `greedy_block`, in chains and trees (this file)",
+)
 # Their parts are enumerated apart, and each by both rules in unit/drafting/composed.
 COMPOSED = ("cascade", "horizontal")
 
@@ -62,12 +66,12 @@ def test_so_does_a_text_whose_prompt_was_computed_for_another(name: str, rule: s
 @pytest.mark.parametrize(
     ("name", "rule", "warm"),
     [
-        ("model", "token", False),
+        pytest.param("model", "token", False, marks=OF_VIEWS),
         ("model", "block", True),
         ("model", "greedy_block", False),
-        ("tree", "token", False),
+        pytest.param("tree", "token", False, marks=OF_VIEWS),
         ("tree", "block", True),
-        ("chains", "block", False),
+        pytest.param("chains", "block", False, marks=OF_VIEWS),
     ],
 )
 def test_so_does_a_part_of_the_target_that_drafts(name: str, rule: str, warm: bool) -> None:

@@ -91,27 +91,27 @@ def texts(
     return [[each.result for each in job.reports] for job in jobs], view
 
 
-@pytest.mark.parametrize("plain", [(), (3, 4, 5, 20)])
-@pytest.mark.parametrize("recipe", [CHAIN, CASCADE])
-@pytest.mark.parametrize("kind", ["chunks", "window"])
+@pytest.mark.parametrize(
+    ("kind", "recipe", "plain"),
+    [("chunks", CHAIN, ()), ("window", CHAIN, (3, 4, 5, 20)), ("chunks", CASCADE, (3, 20))],
+)
 def test_where_all_keys_are_seen_all_tokens_are_kept(
     target: Decoder, kind: Any, recipe: Recipe, plain: Sequence[int]
 ) -> None:
     keys = SparseKeys(kind, budget=400)
-    found, _ = texts(target, keys, recipe, plain=plain)
+    found, _ = texts(target, keys, recipe, plain=plain, rounds=30)
     for text in found:
         for done in text:
             assert done.decision.num_accepted == len(done.decision.draft)
-    assert sum(len(done.decision.draft) for done in found[0]) > 100
+    assert sum(len(done.decision.draft) for done in found[0]) > 80
 
 
-@pytest.mark.parametrize("recipe", [CHAIN, CASCADE])
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "recipe"),
     [
-        SparseKeys("window", budget=WINDOW, sink=0),
-        SparseKeys("window", budget=20, sink=3),
-        SparseKeys("chunks", budget=40, sink=4, recent=WINDOW, chunk=4),
+        (SparseKeys("window", budget=WINDOW, sink=0), CHAIN),
+        (SparseKeys("window", budget=20, sink=3), CHAIN),
+        (SparseKeys("chunks", budget=40, sink=4, recent=WINDOW, chunk=4), CASCADE),
     ],
 )
 def test_new_tokens_go_on_at_their_own_positions(
@@ -131,9 +131,9 @@ def test_new_tokens_go_on_at_their_own_positions(
 def test_texts_over_few_keys_are_those_of_plain_decoding(target: Decoder) -> None:
     keys = SparseKeys("chunks", budget=40, sink=4, recent=8, chunk=4)
     (_, greedy), _ = texts(target, keys)
-    (_, plain), _ = texts(target, keys, plain=range(200), rounds=150)
+    (_, plain), _ = texts(target, keys, plain=range(200), rounds=80)
     ids = [one for done in greedy for one in done.decision.emitted]
-    assert ids[:150] == [one for done in plain for one in done.decision.emitted][: len(ids)][:150]
+    assert ids[:80] == [one for done in plain for one in done.decision.emitted][: len(ids)]
     kept = [done.decision.num_accepted for done in greedy]
     assert min(kept) < 4
     assert max(kept) > 1
