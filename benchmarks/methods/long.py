@@ -37,7 +37,7 @@ from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.feed import Feed
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
-from tandem.inference.sparse_view import SparseView
+from tandem.inference.views.few_keys import SparseView
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.tools.local.pair import Pair, embedded

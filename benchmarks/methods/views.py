@@ -38,7 +38,7 @@ from tandem.inference.feed import Feed, Resumed
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
 from tandem.inference.loading.partial import ModelPart
-from tandem.inference.view import ModelView
+from tandem.inference.views.part import ModelView
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.tools.local.pair import Pair, embedded

@@ -16,8 +16,9 @@ from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
 from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
-from tandem.inference.sparse_view import SparseView
-from tandem.inference.view import ModelView
+from tandem.inference.views.few_keys import SparseView
+from tandem.inference.views.part import ModelView
+from tandem.inference.views.window import WindowedDecoder
 from tandem.serving.model import load_decoder, max_length, options_of
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
@@ -87,6 +88,9 @@ def load_models(
             loaded = load_head(source, named.head, named.target or target, room)
         else:
             loaded = load_decoder(source, options, settings, beside)
+        if named.keys is not None and isinstance(loaded, Decoder):
+            loaded = WindowedDecoder(loaded, named.keys)
+            loaded.measure(loaded.about.max_length)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.about.name} cannot compute the branches of {recipe.method}; use"
@@ -131,14 +135,16 @@ def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
         StartupError: it cannot have them so.
     """
     own = [one for one in recipe.checkpoints if (one.path or model) == OF_TARGET]
-    if any(one.keys is not None for one in recipe.checkpoints if one not in own):
+    others = [one.keys for one in recipe.checkpoints if one.keys and one not in own]
+    if any(keys.kind == "chunks" for keys in others):
         raise StartupError(
-            f"the recipe {recipe.method}: kv is for the model {OF_TARGET!r}, a part of the target"
+            f"the recipe {recipe.method}: chunks are of the model {OF_TARGET!r}, the target itself;"
+            " others see a window"
         )
     if not own:
         return []
-    part, *others = own
-    if others:
+    part, *more = own
+    if more:
         raise StartupError(
             f"the recipe {recipe.method}: one model at most may be {OF_TARGET!r}: two parts of it"
             " would write over each other's rows"

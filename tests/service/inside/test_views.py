@@ -123,15 +123,28 @@ method = "{method}"
 
 
 @pytest.mark.parametrize(
-    ("method", "part"),
-    [("model", ""), pytest.param("cascade", "reviewer.", marks=BESIDE)],
+    ("method", "part", "inner"),
+    [
+        ("model", "", ""),
+        pytest.param(
+            "cascade",
+            "reviewer.",
+            'inner = {method = "model", kv = {kind = "window", budget = 8, sink = 1}}',
+            marks=BESIDE,
+        ),
+    ],
     ids=["model", "cascade"],
 )
 async def test_texts_drafted_over_few_keys_follow_the_law(
-    method: str, part: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    part: str,
+    inner: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(model))
-    (tmp_path / "recipe.toml").write_text(_FEW.format(method=method, part=part))
+    (tmp_path / "recipe.toml").write_text(_FEW.format(method=method, part=part) + inner)
     async with AsyncExitStack() as stack:
         own = TargetSettings(model=str(model), engine="torch", drafts=str(tmp_path / "recipe.toml"))
         target = await start(stack, make_target(own))

@@ -170,6 +170,13 @@ OF_VIEWS = (
         (_OF_SPARSE,),
     ),
     Mutant(
+        "few keys: a window forgets how much it left out",
+        "tandem/inference/views/window.py",
+        "self.skipped += more",
+        "pass",
+        ("tests/unit/inference/test_windows.py",),
+    ),
+    Mutant(
         "few keys: they are never chosen anew",
         _SPARSE,
         "self.due = self.due or held - self.skipped > self.keys.budget + STRIDE",

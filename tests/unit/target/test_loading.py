@@ -111,9 +111,9 @@ _FOREST = 'method = "forest"\n[[parts]]\nmethod = "tree"\n[[parts]]\nmethod = "m
             "kv.chunks: budget = 40 holds no chunk of 8 beside 16 first and 64 latest keys",
         ),
         (
-            'method = "model"\nmodel = "other"\nkv = {kind = "window"}\n',
+            'method = "model"\nmodel = "other"\nkv = {kind = "chunks"}\n',
             {},
-            "kv is for the model '@target', a part of the target",
+            "chunks are of the model '@target', the target itself; others see a window",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.sparse import STRIDE, KeyChoice, SparseCache
 from tandem.inference.kv.sparse_keys import SparseKeys
-from tandem.inference.sparse_view import SparseView
+from tandem.inference.views.few_keys import SparseView
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2

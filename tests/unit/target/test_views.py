@@ -25,7 +25,7 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart, take_part
 from tandem.inference.model import Model
-from tandem.inference.view import ModelView
+from tandem.inference.views.part import ModelView
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.tree import DraftSize
 from tandem.target.v1 import target_pb2
