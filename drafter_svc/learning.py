@@ -34,6 +34,10 @@ def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
             f"ONLINE: the method {recipe.method} does not learn; one with a single decoder does,"
             " such as model or tree. Set ONLINE=0"
         )
+    if recipe.checkpoints[0].keys is not None:
+        raise StartupError(
+            "ONLINE: a decoder with a window of its text does not learn. Set ONLINE=0"
+        )
     if settings.online_folder is None:
         raise StartupError("ONLINE needs ONLINE_FOLDER, a folder for what is learnt")
     if settings.device != "cpu":

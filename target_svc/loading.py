@@ -242,9 +242,9 @@ def own_drafts(
     )
     drafter = drafter_of(recipe, models, keys.truncation)
     views = views_of((recipe, keys), settings)
-    if any(view.skip or view == WHOLE for view in views):
-        # The text's keys are of all sublayers, and those of drafted tokens are not; or few keys are
-        # seen, which are chosen anew: where a round began makes a difference.
+    if any(view.skip for view in views):
+        # The text's keys are of all sublayers, and those of drafted tokens are not: where a round
+        # began makes a difference.
         drafter.traits = replace(drafter.traits, pure=False)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)

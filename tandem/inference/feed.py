@@ -93,7 +93,7 @@ class Choice(Protocol):
 
         Args:
             layer: of the pool.
-            query: [Hq, D] of the first token.
+            query: [Hq, D] of the first of these tokens.
             keys: [H, n, D] of the text, and of the tokens.
             values: [H, n, Dv] likewise.
         """

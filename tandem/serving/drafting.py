@@ -8,17 +8,18 @@ from dataclasses import replace
 from tandem.drafting.drafter import OF_TARGET, Checkpoint, Drafter, Recipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
+from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.description import Description
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
 from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
 from tandem.inference.views.few_keys import SparseView
 from tandem.inference.views.part import ModelView
-from tandem.inference.views.window import WindowedDecoder
+from tandem.inference.views.window import WindowedDecoder, window_of
 from tandem.serving.model import load_decoder, max_length, options_of
 from tandem.settings import ModelSettings
 from tandem.vocabulary import difference
@@ -87,10 +88,7 @@ def load_models(
             room = Room(settings.cache_tokens, at_most)
             loaded = load_head(source, named.head, named.target or target, room)
         else:
-            loaded = load_decoder(source, options, settings, beside)
-        if named.keys is not None and isinstance(loaded, Decoder):
-            loaded = WindowedDecoder(loaded, named.keys)
-            loaded.measure(loaded.about.max_length)
+            loaded = _decoder(source, named.keys, options, settings, beside)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.about.name} cannot compute the branches of {recipe.method}; use"
@@ -105,6 +103,31 @@ def load_models(
             _require_one_vocabulary(other.about, loaded.about)
         models.append(loaded)
     return models
+
+
+def _decoder(
+    source: CheckpointSource,
+    keys: SparseKeys | None,
+    options: DecoderOptions,
+    settings: ModelSettings,
+    beside: Model | None,
+) -> Model:
+    """A small decoder; measured. Behind a window its KV cache holds a window of each sequence."""
+    if keys is None:
+        return load_decoder(source, options, settings, beside)
+    each = window_of(keys)
+    # Chains in one replay know no window.
+    options = replace(
+        options,
+        cache_tokens=settings.max_sequences * each,
+        longest=each,
+        chains=None,
+        threads=None if beside else options.threads,
+    )
+    short = settings.model_copy(update={"max_length": each, "cache_tokens": options.cache_tokens})
+    loaded = WindowedDecoder(load_decoder(source, options, short), keys)
+    loaded.measure(each)
+    return loaded
 
 
 def _view(target: Decoder, named: Checkpoint, recipe: Recipe, settings: ModelSettings) -> Model:

@@ -83,7 +83,7 @@ class CascadeDrafter(PartDrafter):
         self._reviewer, self._inner, self._recipe = reviewer, inner, recipe
         self.traits = Traits(
             # Its rows are the reviewer's, whatever was guessed before them.
-            pure=recipe.cut == "fixed" and not recipe.certain,
+            pure=recipe.cut == "fixed" and not recipe.certain and reviewer.traits.pure,
             vocabulary=vocabulary_of([inner]),
             data=data_of([inner]),
         )

@@ -259,5 +259,8 @@ class ModelRecipe(OfModel):
         return (own._replace(keys=None if self.kv is None else self.kv.keys),)
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> ModelDrafter:
-        """See `Recipe`."""
-        return ModelDrafter(scorers[0], truncation, self.stops)
+        """See `Recipe`. Which keys are seen hangs on where rounds began: then it is not pure."""
+        drafter = ModelDrafter(scorers[0], truncation, self.stops)
+        if self.kv is not None:
+            drafter.traits = replace(drafter.traits, pure=False)
+        return drafter

@@ -21,8 +21,8 @@ from tandem.inference.kv.viewed import Shows
 # Tokens behind which keys are chosen anew.
 STRIDE = 64
 # Rounds of which the share of kept tokens is compared with the best since keys were chosen, how
-# much of it is left, at least, and the weight of a round.
-_ROUNDS, _LEFT, _WEIGHT = 4, 0.7, 0.3
+# much of it is left, at least, the weight of a round, and the drafted tokens that it has.
+_ROUNDS, _LEFT, _WEIGHT, _LEAST = 4, 0.7, 0.3, 2
 
 
 class SparseCache(Shows):
@@ -36,7 +36,7 @@ class SparseCache(Shows):
         due: whether they are to be chosen anew, before the next row.
     """
 
-    __slots__ = ("_best", "_kept", "_rounds", "_told", "due", "keys")
+    __slots__ = ("_best", "_chosen", "_kept", "_rounds", "_told", "due", "keys")
 
     def __init__(self, part: SequenceCache, keys: SparseKeys) -> None:
         super().__init__(part.pool, part.start, part.capacity, promised=part.promised)
@@ -53,7 +53,7 @@ class SparseCache(Shows):
         self.due, self.length, self.skipped = True, 0, 0
         self._told = self.of.length
         self._best = self._kept = 0.0
-        self._rounds = 0
+        self._rounds = self._chosen = 0
 
     def adopt(self, token_ids: Sequence[int], salt: str | None) -> int:
         """See `Shows`."""
@@ -62,7 +62,7 @@ class SparseCache(Shows):
 
     @property
     def reach(self) -> int:
-        """Positions of the text, and of the rows behind it."""
+        """Positions of the text, and of the rows behind it; nothing while keys are due."""
         return self.length + self.skipped
 
     def rollback(self, length: int) -> None:
@@ -73,12 +73,12 @@ class SparseCache(Shows):
     def keep_text(self, agreed: int, text: int) -> int:
         """See `SequenceCache.keep_text`. Keys of what was kept take the place of the rows' own."""
         held = self.of.length
-        if agreed > held:  # what is assumed is not the other cache's yet
+        if text - 1 > held:  # what is assumed is not the other cache's yet
             self.rollback(min(agreed, text - 1))
             return min(agreed, text - 1)
         if not self.due:
-            self._judge(held - self._told, self.reach - self._told)
-            self.due = self.due or held - self.skipped > self.keys.budget + STRIDE
+            self._judge(agreed - self._told - 1, self.reach - self._told - 1)
+            self.due = self.due or held - self.skipped > self._chosen + STRIDE
         if not self.due:
             fresh = held - self._told
             if fresh > 0:
@@ -87,11 +87,16 @@ class SparseCache(Shows):
         self._told = held
         return held
 
-    def _judge(self, kept: int, rows: int) -> None:
-        """Have keys be chosen anew where much less is kept than at their best."""
-        if rows <= 0:
+    def _judge(self, kept: int, drafted: int) -> None:
+        """Have keys be chosen anew where much less is kept than at their best.
+
+        Args:
+            kept: drafted tokens that came out, of those whose rows are held.
+            drafted: of these rows; of few nothing is learnt.
+        """
+        if drafted < _LEAST:
             return
-        share = min(kept / rows, 1.0)
+        share = min(max(kept, 0) / drafted, 1.0)
         self._kept = share if not self._rounds else self._kept + _WEIGHT * (share - self._kept)
         self._rounds += 1
         self._best = max(self._best, self._kept)
@@ -105,7 +110,8 @@ class SparseCache(Shows):
         """Keys were chosen, and are there in all layers."""
         self.due = False
         self.length, self.skipped = choice.seen, self.of.length + choice.rows - choice.seen
-        self._told, self._rounds, self._best, self._kept = self.of.length, 0, 0.0, 0.0
+        self._told, self._chosen = self.of.length, self.of.length - self.skipped
+        self._rounds, self._best, self._kept = 0, 0.0, 0.0
 
 
 class KeyChoice:
@@ -143,7 +149,7 @@ class KeyChoice:
 
         Args:
             layer: of the pool.
-            query: [Hq, D] of the newest token.
+            query: [Hq, D] of the first token behind the text.
             keys: [H, n, D] of the text and the rows behind it, rotated.
             values: [H, n, Dv] likewise.
         """

@@ -91,7 +91,7 @@ class ViewedCache(Shows):
 
     def keep_text(self, agreed: int, text: int) -> int:
         """See `SequenceCache.keep_text`. What the other cache holds stays, whoever drafted it."""
-        if agreed <= self.of.length:
+        if text - 1 <= self.of.length:
             self._begin()
         else:
             self.rollback(min(agreed, text - 1))

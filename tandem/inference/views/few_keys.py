@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import structlog
 import torch
 
 from tandem.errors import StartupError, first_line
@@ -14,6 +15,7 @@ from tandem.inference.choice.speed import profile_of
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.kv.size import free_memory
 from tandem.inference.kv.sparse import STRIDE, SparseCache
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.kv.viewed import ViewedCache
@@ -21,6 +23,8 @@ from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.torch_llama import LlamaPass
 from tandem.speculation.tree import LONGEST_DRAFT
+
+_log = structlog.get_logger(__name__)
 
 
 class SparseView(Model):
@@ -46,13 +50,25 @@ class SparseView(Model):
         fingerprint = hashlib.sha256(law.encode()).hexdigest()
         self.about = replace(decoder.about, fingerprint=fingerprint, of_layers=())
         # As many as are left until they are chosen anew, and a draft with a guess behind it.
-        self._each = keys.budget + keys.chunk + STRIDE + 2 * LONGEST_DRAFT
+        most = min(keys.budget + keys.chunk, decoder.about.max_length)
+        self._each = most + STRIDE + 2 * LONGEST_DRAFT
         self._masked = self.masked
         whole = decoder.backend
+        if whole.engine != "torch":
+            raise StartupError(
+                f"{self.about.name}: few keys are seen by ENGINE=torch alone, and this model is"
+                f" computed by {whole.engine}"
+            )
         if not isinstance(whole.compute, LlamaPass) or not isinstance(whole.pool, KVPool):
             raise StartupError(
-                f"{self.about.name}: few keys can be seen in plain layers by ENGINE=torch alone,"
-                f" and this model is computed by {whole.engine}"
+                f"{self.about.name}: few keys are seen in layers like Llama's alone, of the kinds"
+                " llama, mistral, qwen2 and qwen3, without special features"
+            )
+        needed = sequences * self._each * whole.pool.bytes_per_position
+        if needed > free_memory(self.device):
+            raise StartupError(
+                f"no memory for the keys that {sequences} sequences see, {self._each} positions"
+                " each: lower kv's budget, or MAX_SEQUENCES"
             )
         try:
             self._backend = whole.beside(sequences * self._each)
@@ -93,8 +109,11 @@ class SparseView(Model):
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """See `Model`; feeds whose keys are to be chosen go through the whole model."""
-        due = [i for i, feed in enumerate(feeds) if feed.cache.due]  # type: ignore[attr-defined]
-        others = [i for i in range(len(feeds)) if i not in due]
+        due: list[int] = []
+        others: list[int] = []
+        for i, feed in enumerate(feeds):
+            own: Any = feed.cache
+            (due if own.due else others).append(i)
         rows: dict[int, torch.Tensor] = {}
         for chosen, forward in ((due, self._choose), (others, self._backend.forward)):
             if chosen:
@@ -122,6 +141,9 @@ class SparseView(Model):
         return output
 
     def measure(self, longest: int) -> None:
-        """See `Model`; with so many keys as are seen of a long text."""
-        with torch.inference_mode():
-            self.pass_times = profile_of(self._backend, min(longest, self._each))
+        """See `Model`. Like all passes, they are measured behind a short text."""
+        try:
+            with torch.inference_mode():
+                self.pass_times = profile_of(self._backend, min(longest, self._each))
+        except Exception as error:
+            _log.warning("passes over few keys are not measured", reason=first_line(error))

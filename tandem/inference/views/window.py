@@ -23,7 +23,7 @@ class WindowCache(SequenceCache):
     """The first keys of a text, and its latest. Lengths that are asked for are the text's; `length`
     counts slots."""
 
-    __slots__ = ()
+    __slots__ = ("_first",)
 
     def rollback(self, length: int) -> None:
         """See `SequenceCache.rollback`.
@@ -31,7 +31,7 @@ class WindowCache(SequenceCache):
         Raises:
             ValueError: keys would be missing that were left out.
         """
-        if self.skipped and length < self.skipped + 1:
+        if self.skipped and length < self.skipped + self._first:
             raise ValueError(f"keys from {length} on were left out")
         super().rollback(length - self.skipped)
 
@@ -44,10 +44,17 @@ class WindowCache(SequenceCache):
         more = self.length - first - latest
         if more <= 0:
             return
+        self._first = first
         slots = self.slots(0, self.length)
         self.pool.move(slots[first + more :], slots[first : first + latest])
         self.length -= more
         self.skipped += more
+
+
+def window_of(keys: SparseKeys) -> int:
+    """Positions of a KV cache that a sequence takes."""
+    # What a draft takes back is among the latest.
+    return keys.sink + max(keys.budget - keys.sink, 2 * LONGEST_DRAFT) + _FURTHER
 
 
 class WindowedDecoder(Model):
@@ -63,10 +70,8 @@ class WindowedDecoder(Model):
 
     def __init__(self, decoder: Decoder, keys: SparseKeys) -> None:
         self._decoder = decoder
-        self._first = keys.sink
-        # What a draft takes back is among them.
-        self._latest = max(keys.budget - keys.sink, 2 * LONGEST_DRAFT)
-        self.device = decoder.device
+        self._first, self._latest = keys.sink, window_of(keys) - keys.sink - _FURTHER
+        self.device, self.improving = decoder.device, decoder.improving
         law = repr((decoder.about.fingerprint, "window", keys))
         fingerprint = hashlib.sha256(law.encode()).hexdigest()
         self.about = replace(decoder.about, fingerprint=fingerprint)
@@ -135,3 +140,4 @@ class WindowedDecoder(Model):
         """See `Model`."""
         self._decoder.improve()
         self.pass_times = self._decoder.pass_times
+        self.improving = False

@@ -95,7 +95,7 @@ OF_VIEWS = (
     Mutant(
         "views: a part goes on behind its own rows, whatever was kept",
         _VIEWED,
-        "if agreed <= self.of.length:",
+        "if text - 1 <= self.of.length:",
         "if agreed < 0:",
         (_OF_VIEWS,),
     ),
@@ -179,7 +179,7 @@ OF_VIEWS = (
     Mutant(
         "few keys: they are never chosen anew",
         _SPARSE,
-        "self.due = self.due or held - self.skipped > self.keys.budget + STRIDE",
+        "self.due = self.due or held - self.skipped > self._chosen + STRIDE",
         "self.due = False",
         (_OF_SPARSE,),
     ),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
@@ -90,3 +91,42 @@ def test_a_window_shares_no_prefix(near: Decoder) -> None:
     cache.publish(TEXT, len(TEXT))
     assert not cache.blocks
     windowed.release(cache)
+
+
+@torch.inference_mode()
+def test_rows_are_those_of_attention_to_the_first_and_the_latest_keys() -> None:
+    """Of one layer, whose keys hang on their own tokens alone; by a mask over the whole text."""
+    torch.manual_seed(6)
+    model = LlamaForCausalLM(LlamaConfig(**(SHAPE | {"num_hidden_layers": 1}))).eval()
+    plain = LlamaForCausalLM(model.config)
+    plain.load_state_dict(model.state_dict())
+    decoder = decoder_over(model, "one", cache_tokens=2048, engine="torch")
+    windowed = WindowedDecoder(decoder, SparseKeys("window", budget=150, sink=10))
+    cache = windowed.reserve(2000)
+    assert cache is not None
+    for first, last in ((0, 256), (256, 500), (500, 700), (700, 703)):
+        row = windowed.forward([Feed(cache, TEXT[first:last], 1)]).logits
+    assert cache.skipped > 200
+    seen = torch.ones(last, dtype=torch.bool)
+    seen[10 : 10 + cache.skipped] = False
+    mask = torch.where(seen, 0.0, -torch.inf)[None, None, None]
+    position = torch.tensor([[last - 1]])
+    inner: Any = plain.model
+    layer = inner.layers[0].self_attn
+    states = inner.layers[0].input_layernorm(inner.embed_tokens(torch.tensor([TEXT[:last]])))
+    cos, sin = inner.rotary_emb(states, torch.arange(last)[None])
+    heads = (1, last, -1, 4)
+    query, key, value = (
+        part(states).view(heads).transpose(1, 2)
+        for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    query, key = apply_rotary_pos_emb(query, key, cos, sin)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query[:, :, -1:], key, value, mask, enable_gqa=True
+    )
+    x = inner.embed_tokens(torch.tensor([[TEXT[last - 1]]]))
+    x = x + layer.o_proj(out.transpose(1, 2).reshape(1, 1, -1))
+    x = x + inner.layers[0].mlp(inner.layers[0].post_attention_layernorm(x))
+    expected = plain.lm_head(inner.norm(x))[0]
+    assert position.item() == cache.length + cache.skipped - 1
+    assert torch.allclose(row, expected, atol=1e-4)

@@ -145,6 +145,22 @@ def test_a_target_drafts_over_few_keys_by_torch(
     assert json.loads(found.drafts.info.recipe)["kv"]["budget"] == 48
 
 
+def test_a_window_bounds_what_a_sequence_takes_and_not_the_texts(
+    deep_target: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a small decoder inside of the target, whose own cache holds texts of 64 tokens."""
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(deep_target[0]))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('method = "model"\nkv = {kind = "window", budget = 200, sink = 4}\n')
+    found = loaded(deep_target, drafts=str(recipe), max_sequences=3)
+    (_, windowed) = found.models
+    held = [windowed.reserve(64) for _ in range(3)]
+    assert [cache.capacity for cache in held] == [456] * 3
+    assert windowed.reserve(64) is None
+    assert not found.drafts.info.pure
+    assert found.drafts.info.held_length == 64
+
+
 def test_a_drafter_service_has_no_target_to_take_a_part_of() -> None:
     recipe = ModelRecipe(model="@target", exit=2)
     settings = DrafterSettings(model="", max_length=64)
