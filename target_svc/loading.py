@@ -188,8 +188,8 @@ def views_of(
         return []
     recipe, keys = own
     views = parts_of_target(recipe, keys.model)
-    if not views:
-        return []
+    if any((one.path or keys.model) != OF_TARGET for one in recipe.checkpoints) or not views:
+        return views  # what is set of drafters is for the others
     device, asked = (
         name.replace("cuda:0", "cuda") for name in (settings.device, settings.draft_device)
     )
