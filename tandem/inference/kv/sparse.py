@@ -128,7 +128,7 @@ class KeyChoice:
         # Where all fit, all are seen.
         self._whole = text <= keys.budget
         self._chunk, self._first = keys.chunk, min(keys.sink, text)
-        among = (text - keys.sink - keys.recent) // keys.chunk
+        among = (text - keys.sink - keys.latest) // keys.chunk
         self._among = 0 if self._whole or keys.kind == "window" else among
         self._count = min(keys.chunks, self._among)
         # All from here on are seen; without chunks they are as many as the first ones leave.

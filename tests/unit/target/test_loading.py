@@ -108,7 +108,7 @@ _FOREST = 'method = "forest"\n[[parts]]\nmethod = "tree"\n[[parts]]\nmethod = "m
         (
             'method = "model"\nmodel = "@target"\nkv = {kind = "chunks", budget = 40}\n',
             {},
-            "kv.chunks: budget = 40 holds no chunk of 8 beside 16 first and 64 latest keys",
+            "kv.chunks: budget = 40 holds no chunk of 8 beside 16 first and 30 latest keys",
         ),
         (
             'method = "model"\nmodel = "other"\nkv = {kind = "chunks"}\n',

@@ -239,9 +239,16 @@ def test_keys_are_chosen_anew_where_much_less_is_kept(target: Decoder) -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (SparseKeys(budget=80, sink=16, recent=64), "budget = 80 holds no chunk of 8 beside 16"),
+        (
+            SparseKeys(budget=80, sink=16, recent=64),
+            "budget = 80 holds no chunk of 8 beside 16 first and 64",
+        ),
         (SparseKeys("window", budget=4, sink=4), "budget = 4 leaves no latest key"),
-        (SparseKeys(chunk=0), "must be at least 1"),
+        (SparseKeys(chunk=0), "budget and chunk must be at least 1"),
+        (
+            SparseKeys(budget=40),
+            "budget = 40 holds no chunk of 8 beside 16 first and 30 latest keys",
+        ),
     ],
 )
 def test_numbers_that_do_not_fit_are_named(keys: SparseKeys, sentence: str) -> None:
