@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,15 +18,15 @@ from tandem.inference.kv.size import free_memory
 from tandem.inference.kv.sparse import STRIDE, SparseCache
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.kv.viewed import ViewedCache
-from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.torch_llama import LlamaPass
+from tandem.inference.views.of_decoder import OfDecoder
 from tandem.speculation.tree import LONGEST_DRAFT
 
 _log = structlog.get_logger(__name__)
 
 
-class SparseView(Model):
+class SparseView(OfDecoder):
     """All layers of a model, over few keys of each text (`SparseKeys`).
 
     It has the decoder's weights, and a pool of its own for the keys that it sees. They are chosen
@@ -44,11 +43,8 @@ class SparseView(Model):
     """
 
     def __init__(self, decoder: Decoder, keys: SparseKeys, sequences: int) -> None:
-        self._decoder, self._keys = decoder, keys
-        self.device = decoder.device
-        law = repr((decoder.about.fingerprint, "sparse", keys))
-        fingerprint = hashlib.sha256(law.encode()).hexdigest()
-        self.about = replace(decoder.about, fingerprint=fingerprint, of_layers=())
+        super().__init__(decoder, "sparse", keys)
+        self._keys = keys
         # As many as are left until they are chosen anew, and a draft with a guess behind it.
         most = min(keys.budget + keys.chunk, decoder.about.max_length)
         self._each = most + STRIDE + 2 * LONGEST_DRAFT
@@ -79,24 +75,9 @@ class SparseView(Model):
             ) from error
 
     @property
-    def engine(self) -> str:
-        """See `Model`."""
-        return self._backend.engine
-
-    @property
-    def dtype(self) -> str:
-        """See `Model`."""
-        return self._decoder.dtype
-
-    @property
     def takes_trees(self) -> bool:
         """Chains alone: what is behind a text grows in a line."""
         return False
-
-    @property
-    def pool(self) -> Any:
-        """None: what it holds does not bound a text's length."""
-        return None
 
     def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> SparseCache | None:
         """Room for a sequence's keys, however long it is; None if there is none now."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import structlog
 import torch
@@ -16,13 +13,13 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.loading.partial import ModelPart, read_skipped
-from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
+from tandem.inference.views.of_decoder import OfDecoder
 
 _log = structlog.get_logger(__name__)
 
 
-class ModelView(Model):
+class ModelView(OfDecoder):
     """Computes a part of a model that drafts for the whole (self-speculation).
 
     The first layers (LayerSkip, arXiv 2404.16710): their keys and values are what the whole would
@@ -35,33 +32,15 @@ class ModelView(Model):
     """
 
     def __init__(self, decoder: Decoder, part: ModelPart) -> None:
-        self._decoder, self.part = decoder, part
-        self._longest, self._measured = 0, decoder.backend
-        self.device = decoder.device
         skipped = read_skipped(part.skip) if part.skip else None
-        law = repr((decoder.about.fingerprint, "view", part.exit, skipped))
-        fingerprint = hashlib.sha256(law.encode()).hexdigest()
-        self.about = replace(decoder.about, fingerprint=fingerprint, of_layers=())
-
-    @property
-    def engine(self) -> str:
-        """See `Model`."""
-        return self._decoder.engine
-
-    @property
-    def dtype(self) -> str:
-        """See `Model`."""
-        return self._decoder.dtype
+        super().__init__(decoder, "view", part.exit, skipped)
+        self.part = part
+        self._longest, self._measured = 0, decoder.backend
 
     @property
     def takes_trees(self) -> bool:
         """See `Model`."""
         return self._decoder.takes_trees
-
-    @property
-    def pool(self) -> Any:
-        """None: it has no memory of its own."""
-        return None
 
     def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> ViewedCache:
         """A cache that shows its sequence's own one, once it is told which that is."""

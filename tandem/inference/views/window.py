@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +10,8 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.sparse_keys import SparseKeys
-from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
+from tandem.inference.views.of_decoder import OfDecoder
 from tandem.speculation.tree import LONGEST_DRAFT
 
 # Keys behind the window until the oldest are left out. They are seen meanwhile.
@@ -57,7 +56,7 @@ def window_of(keys: SparseKeys) -> int:
     return keys.sink + max(keys.budget - keys.sink, 2 * LONGEST_DRAFT) + _FURTHER
 
 
-class WindowedDecoder(Model):
+class WindowedDecoder(OfDecoder):
     """A small decoder behind texts that are longer than it is worth to hold (StreamingLLM, Xiao et
     al., arXiv 2309.17453).
 
@@ -69,32 +68,14 @@ class WindowedDecoder(Model):
     """
 
     def __init__(self, decoder: Decoder, keys: SparseKeys) -> None:
-        self._decoder = decoder
+        super().__init__(decoder, "window", keys)
         self._first, self._latest = keys.sink, window_of(keys) - keys.sink - _FURTHER
-        self.device, self.improving = decoder.device, decoder.improving
-        law = repr((decoder.about.fingerprint, "window", keys))
-        fingerprint = hashlib.sha256(law.encode()).hexdigest()
-        self.about = replace(decoder.about, fingerprint=fingerprint)
-
-    @property
-    def engine(self) -> str:
-        """See `Model`."""
-        return self._decoder.engine
-
-    @property
-    def dtype(self) -> str:
-        """See `Model`."""
-        return self._decoder.dtype
+        self.improving = decoder.improving
 
     @property
     def takes_trees(self) -> bool:
         """Chains alone."""
         return False
-
-    @property
-    def pool(self) -> Any:
-        """None: what it holds does not bound a text's length."""
-        return None
 
     def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> WindowCache | None:
         """Room for a sequence's window, however long the text is; None if there is none now."""
