@@ -208,7 +208,7 @@ class Setting:
     description: str
 
 
-# The checkpoint of a part of the target, which drafts for the whole inside of it.
+# The checkpoint of a target that drafts with a part of itself, or over few keys.
 OF_TARGET = "@target"
 
 
@@ -216,7 +216,7 @@ class Checkpoint(NamedTuple):
     """Where a scorer comes from.
 
     Attributes:
-        path: directory or hub id; "" is MODEL's; `OF_TARGET`.
+        path: directory or hub id; "" is MODEL's, and `OF_TARGET` the target itself.
         head: its family, if it is a head, such as "medusa"; "" for a decoder.
         target: of a head: its target's checkpoint; "" is TARGET's.
         adapter: of a decoder: folder of a low-rank adapter; "" for none.

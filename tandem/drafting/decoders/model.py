@@ -189,7 +189,7 @@ class _Kv(BaseModel):
 
 
 class ChunksKv(_Kv):
-    """Chunks that the last token's query points at, beside the first and the latest keys."""
+    """Chunks that a query points at, beside the first and the latest keys."""
 
     kind: Literal["chunks"] = "chunks"
     recent: int = SparseKeys.recent
@@ -243,7 +243,7 @@ class ModelRecipe(OfModel):
     """The recipe of `model`.
 
     Attributes:
-        kv: keys of its text that the target sees, where it drafts itself; None for all.
+        kv: keys of its text that the model sees; None for all. Chunks are of the target itself.
     """
 
     drafts: ClassVar = "a chain by a small decoder (the default)"

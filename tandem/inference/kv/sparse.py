@@ -102,10 +102,6 @@ class SparseCache(Shows):
         self._best = max(self._best, self._kept)
         self.due = self._rounds > _ROUNDS and self._kept < _LEFT * self._best
 
-    def choice(self, rows: int) -> KeyChoice:
-        """How to choose, in a pass of the whole model over this many rows behind the text."""
-        return KeyChoice(self, rows)
-
     def chosen(self, choice: KeyChoice) -> None:
         """Keys were chosen, and are there in all layers."""
         self.due = False

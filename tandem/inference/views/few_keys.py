@@ -15,7 +15,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.size import free_memory
-from tandem.inference.kv.sparse import STRIDE, SparseCache
+from tandem.inference.kv.sparse import STRIDE, KeyChoice, SparseCache
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.inference.output import PassOutput
@@ -113,7 +113,7 @@ class SparseView(OfDecoder):
             own: Any = feed.cache
             cache = ViewedCache()
             cache.show(own.of)
-            choices.append(own.choice(len(feed.token_ids)))
+            choices.append(KeyChoice(own, len(feed.token_ids)))
             shown.append(replace(feed, cache=cache, choice=choices[-1]))
         output = self._decoder.forward(shown)
         for feed, choice in zip(feeds, choices, strict=True):

@@ -115,6 +115,20 @@ async def test_texts_follow_the_law_and_are_those_of_a_copy(
     assert accepted > TOKENS
 
 
+async def _over(stack: AsyncExitStack, target: Any) -> Any:
+    """An orchestrator over a target that drafts."""
+    settings = OrchestratorSettings(
+        targets=(address_of(target),),
+        draft_by="target",
+        stage_floor_seconds=60.0,
+        draft_seconds=60.0,
+        queue_seconds=60.0,
+    )
+    server = await start(stack, make_orchestrator(settings))
+    await server.ready()
+    return server
+
+
 _FEW = """
 method = "{method}"
 {part}model = "@target"
@@ -148,14 +162,7 @@ async def test_texts_drafted_over_few_keys_follow_the_law(
     async with AsyncExitStack() as stack:
         own = TargetSettings(model=str(model), engine="torch", drafts=str(tmp_path / "recipe.toml"))
         target = await start(stack, make_target(own))
-        settings = OrchestratorSettings(
-            targets=(address_of(target),),
-            draft_by="target",
-            stage_floor_seconds=60.0,
-            draft_seconds=60.0,
-        )
-        server = await start(stack, make_orchestrator(settings))
-        await server.ready()
+        server = await _over(stack, target)
         counts = await counts_at(address_of(server), Case("block", 3, "dense"), range(TEXTS))
         assert chi_square_p_value(counts, target_law(model)) > SMALLEST_P
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(
@@ -202,15 +209,7 @@ async def test_texts_that_are_given_back_are_those_of_plain_decoding(
             max_sequences=16,
         )
         target = await start(stack, make_target(own))
-        settings = OrchestratorSettings(
-            targets=(address_of(target),),
-            draft_by="target",
-            stage_floor_seconds=60.0,
-            draft_seconds=60.0,
-            queue_seconds=60.0,
-        )
-        server = await start(stack, make_orchestrator(settings))
-        await server.ready()
+        server = await _over(stack, target)
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(
             await connect(stack, address_of(server))
         )
