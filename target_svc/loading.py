@@ -17,11 +17,13 @@ from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.drafter import OF_TARGET, Drafter, Recipe
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError, first_line
+from tandem.inference.decoder import Decoder
 from tandem.inference.description import Description
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
 from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
+from tandem.inference.views.overlapped import OverlappedDecoder
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
@@ -37,9 +39,13 @@ from tandem.settings import read_settings
 from tandem.speculation.feedback import FeedbackGiven, misfit
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
+from target_svc.overlap import Overlap
 from target_svc.settings import TargetSettings, VllmSettings
 
 _log = structlog.get_logger(__name__)
+
+# Of OVERLAP, for a model that uses its layers several times.
+_CYCLES = "cycles"
 
 
 def load_target(settings: TargetSettings, views: Sequence[ModelPart] = ()) -> Model:
@@ -86,7 +92,8 @@ def _load_here(settings: TargetSettings, views: Sequence[ModelPart]) -> Model:
         states_of=settings.feedback,
         views=tuple(view for view in views if view != WHOLE),
     )
-    if WHOLE in views and settings.engine == "auto":  # no other one shows its keys
+    alone = WHOLE in views or settings.overlap  # no other one shows its keys, or goes by groups
+    if alone and settings.engine == "auto":
         options = replace(options, engine="torch")
     return load_decoder(source, options, settings)
 
@@ -158,6 +165,46 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         further=further,
         masks=settings.padded_ids == "mask",
     )
+
+
+def overlap_of(settings: TargetSettings, target: Model) -> Overlap | None:
+    """How the layers of a target overlap in rounds without a draft; None where they do not.
+
+    Raises:
+        StartupError: they cannot.
+    """
+    if not settings.overlap:
+        return None
+    assert isinstance(target, Decoder)  # see `check_overlap`
+    exit_ = 0 if settings.overlap == _CYCLES else int(settings.overlap)
+    scorer = OverlappedDecoder(target, exit_, settings.overlap_pipelines)
+    return Overlap(scorer, scorer.groups, settings.overlap_guesses)
+
+
+def check_overlap(settings: TargetSettings) -> None:
+    """What can be said of OVERLAP before a model is loaded.
+
+    Raises:
+        StartupError: it does not go together with another setting.
+    """
+    further = [
+        name
+        for name, value in (
+            ("OVERLAP_GUESSES", settings.overlap_guesses),
+            ("OVERLAP_PIPELINES", settings.overlap_pipelines),
+        )
+        if value > 1
+    ]
+    if settings.overlap in ("", _CYCLES) and further:
+        raise StartupError(
+            f"TANDEM_TARGET_{further[0]}: only with the number of an exit's layers in"
+            f" TANDEM_TARGET_OVERLAP, which is {settings.overlap or 'unset'}"
+        )
+    if settings.overlap and settings.engine not in ("auto", "torch"):
+        raise StartupError(
+            f"TANDEM_TARGET_OVERLAP: ENGINE={settings.engine} computes whole passes alone; set"
+            " ENGINE=torch, or unset OVERLAP"
+        )
 
 
 def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None:

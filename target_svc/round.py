@@ -18,6 +18,7 @@ from tandem.engine.asks import (
 )
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import DrawnToken, Feed, Resumed
+from tandem.inference.flight import Flight
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import NO_DRAFT, Draft
@@ -70,6 +71,8 @@ class TargetSequence:
         own: the text as the target's own drafter has it; None where it has no drafter.
         caches: its extent of the KV pool, which holds all tokens but the last; then those of the
             drafter's pools.
+        flight: its last token, and guesses of what follows, on their way through the layers; None
+            where it begins with the next round.
         shaped: what its request does to the logits, at the text's end; None for nothing.
         prompt_log_probs: of the prompt's tokens but for the first, once they are computed.
         last_token: emitted last, not computed yet.
@@ -82,6 +85,7 @@ class TargetSequence:
     carry: Any = None
     own: OwnDrafting | None = None
     caches: list[Any] = field(default_factory=list)
+    flight: Flight | None = None
     shaped: ShapedText | None = None
     prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
     last_token: int = -1
@@ -132,8 +136,10 @@ def open_(
     scored = yield Take(scorer, Feed(cache, rest, 1, states=states))
     shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
     told = wanted if states else None
-    decision = yield from _decide(sequence, round_, NO_DRAFT, scored, told, shaped)
-    return _told(sequence, decision, told)
+    decision = yield from decide(sequence, round_, NO_DRAFT, scored, told, shaped)
+    cache.rollback(sequence.length)
+    extend(sequence, decision)
+    return tell(sequence, decision, told)
 
 
 def _told_of_prompt(sequence: TargetSequence) -> FeedbackWanted | None:
@@ -211,6 +217,7 @@ def verify(
         wanted: feedback that the verdict brings; None for none.
         computed: what need not be computed. States cannot be had beside that.
     """
+    sequence.flight = None  # the pass writes over it
     tokens, parents, at, resumed = _arranged(draft, computed)
     probes = draft.probes if isinstance(draft, Draft) else NO_PROBES
     paths: list[Sequence[int]] = []
@@ -232,8 +239,10 @@ def verify(
     scored = replace(everything, count=rows) if probes else everything
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
-    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped, at)
-    return _told(sequence, decision, wanted)
+    decision = yield from decide(sequence, round_, draft, scored, wanted, shaped)
+    _keep(sequence, decision, at)
+    extend(sequence, decision)
+    return tell(sequence, decision, wanted)
 
 
 class _Arranged(NamedTuple):
@@ -279,7 +288,7 @@ def _arranged(draft: Draft | Sequence[DrawnToken], known: Resumable) -> _Arrange
     return _Arranged(tokens, parents, at, resumed)
 
 
-def _told(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | None) -> Decision:
+def tell(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | None) -> Decision:
     """Tell the target's own drafter of a decision; the decision, with only the feedback that is
     sent to the text's drafter.
 
@@ -309,17 +318,15 @@ def _hung(draft: Draft, rows: int) -> list[int]:
     ]
 
 
-def _decide(
+def decide(
     sequence: TargetSequence,
     round_: int,
     drafted: Draft | Sequence[DrawnToken],
     scored: ScoredRows,
     wanted: FeedbackWanted | None,
     shaped: ShapedRows | None,
-    at: Sequence[int] = (),
 ) -> Steps[Decision]:
-    """The rule's verdict, written into the sequence; the cache keeps the accepted path alone, and
-    others may find it. `at` has the branch row of each row of a tree, where these differ."""
+    """The rule's verdict. The sequence is as it was."""
     request = sequence.request
     decided: DeviceVerdict = yield Decide(
         rule=request.rule,
@@ -338,6 +345,12 @@ def _decide(
         decision = _up_to_dead_end(decision, shaped)
     if request.log_probs is not None and decision.emitted:
         decision.log_probs = yield _log_probs(request, scored, decision, shaped)
+    return decision
+
+
+def _keep(sequence: TargetSequence, decision: Decision, at: Sequence[int]) -> None:
+    """Have the cache keep the accepted path alone; `at` has the branch row of each row of a tree,
+    where these differ."""
     draft, cache = decision.draft, cache_of(sequence)
     if draft.parents is None and not draft.probes:
         cache.rollback(sequence.length + decision.num_accepted)
@@ -345,6 +358,12 @@ def _decide(
         rows = draft.row_of_places()
         path = [rows[place] for place in draft.path_to(decision.place)]
         cache.keep([at[row] for row in path] if at else path)
+
+
+def extend(sequence: TargetSequence, decision: Decision) -> None:
+    """Write a verdict into the sequence, whose cache has kept what was accepted; others may find
+    it."""
+    cache = cache_of(sequence)
     sequence.length += decision.num_accepted + (not decision.dead_end)
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry
@@ -352,7 +371,6 @@ def _decide(
     cache.publish(sequence.token_ids, len(sequence.token_ids))
     if sequence.shaped is not None:
         sequence.shaped.extend(decision.emitted)
-    return decision
 
 
 def _log_probs(

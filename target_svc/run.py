@@ -9,11 +9,11 @@ from typing import NamedTuple
 from tandem.engine.answers import Decision
 from tandem.engine.asks import Report, Steps
 from tandem.engine.scorer import Scorer
-from tandem.speculation.draft import NO_DRAFT
 from tandem.speculation.tree import DraftSize
 from tandem.telemetry.stages import StageTimes
 from target_svc.drafts import OwnDrafts
-from target_svc.round import TargetSequence, verify
+from target_svc.overlap import Overlap, plain_round
+from target_svc.round import TargetSequence
 
 
 @dataclass
@@ -65,7 +65,11 @@ class RunRound(NamedTuple):
 
 
 def run(
-    scorer: Scorer, sequence: TargetSequence, credit: Credit, drafts: OwnDrafts | None = None
+    scorer: Scorer,
+    sequence: TargetSequence,
+    credit: Credit,
+    drafts: OwnDrafts | None = None,
+    overlap: Overlap | None = None,
 ) -> Steps[None]:
     """Rounds, each reported, as long as there is credit and the text goes on.
 
@@ -74,6 +78,7 @@ def run(
         sequence: that they continue.
         credit: for them.
         drafts: makes the drafts of rounds that are granted any.
+        overlap: of the layers in rounds that are granted none; None for whole passes.
     """
     request, ended = sequence.request, False
     while credit.left and not ended:
@@ -88,7 +93,7 @@ def run(
             decision, draft_times = yield from drafts.round(scorer, sequence, round_, size)
         else:
             wanted = None if sequence.own is None else sequence.own.wanted_now
-            decision = yield from verify(scorer, sequence, round_, NO_DRAFT, wanted)
+            decision = yield from plain_round(scorer, sequence, round_, wanted, overlap)
         ended = sequence.length >= request.end or decision.dead_end
         ended = ended or not request.end_token_ids.isdisjoint(decision.emitted)
         last = ended or not credit.left

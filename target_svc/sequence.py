@@ -26,6 +26,7 @@ from target_svc.messages import (
     carry_to,
     rule_from,
 )
+from target_svc.overlap import Overlap, plain_round
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.rules import BUILT_IN, Rules
@@ -44,6 +45,7 @@ class VerifiedSequence(
         max_rounds: that a run may still have.
         grammars: for texts that keep to one.
         drafts: that the target can make itself, if it can.
+        overlap: of the target's layers in rounds without a draft; None for whole passes.
         feedback_layers: whose hidden states it can give.
         probe_tokens: extra embeddings that it has for probes.
         rules: that it offers, by name.
@@ -60,6 +62,7 @@ class VerifiedSequence(
         max_rounds: int,
         grammars: Grammars,
         drafts: OwnDrafts | None = None,
+        overlap: Overlap | None = None,
         feedback_layers: Sequence[int] = (),
         probe_tokens: int = 0,
         rules: Rules = BUILT_IN,
@@ -72,6 +75,7 @@ class VerifiedSequence(
         self._max_rounds = max_rounds
         self._grammars = grammars
         self._drafts = drafts
+        self._overlap = overlap
         self._rules = rules
         self._credit: Credit | None = None  # of the run that is on, or was the last step
         self._running = self._ended = False
@@ -215,7 +219,10 @@ class VerifiedSequence(
         if request.feedback and asked.feedback is None:
             raise InvalidRequest("verify.feedback must be unset: open asked for none")
         wanted = asked.feedback if request.feedback else None
-        steps = rounds.verify(self._scorer, sequence, request.round, draft, wanted)
+        if draft or draft.probes:
+            steps = rounds.verify(self._scorer, sequence, request.round, draft, wanted)
+        else:
+            steps = plain_round(self._scorer, sequence, request.round, wanted, self._overlap)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._ended = decision.dead_end
         answer = self._verdict(request.round, sequence.length, decision, times)
@@ -278,7 +285,7 @@ class VerifiedSequence(
         self._running = True
         try:
             while credit.left and not self._ended:
-                steps = run(self._scorer, self._sequence, credit, self._drafts)
+                steps = run(self._scorer, self._sequence, credit, self._drafts, self._overlap)
                 await self._engine.run(
                     self._sequence, steps, self.request_id, traced, self._say_round
                 )

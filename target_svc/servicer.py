@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -18,12 +19,24 @@ from tandem.serving.prefix_cache import prefix_cache_service
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.telemetry.metrics import catalog as metrics
 from target_svc.drafts import OwnDrafts
-from target_svc.loading import load_target, own_drafts, own_recipe, views_of
+from target_svc.loading import (
+    check_overlap,
+    load_target,
+    overlap_of,
+    own_drafts,
+    own_recipe,
+    views_of,
+)
 from target_svc.messages import verifier_infos
+from target_svc.overlap import Overlap
 from target_svc.rules import Rules, rules_with
 from target_svc.sequence import VerifiedSequence
 from target_svc.settings import TargetSettings
+
+if TYPE_CHECKING:
+    from tandem.telemetry.metrics.instruments import Instruments
 
 _Context = grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
 
@@ -35,17 +48,33 @@ class LoadedTarget(LoadedService):
     Attributes:
         decoder: scores.
         drafts: that it makes itself; None where it makes none.
+        overlap: of its layers in rounds without a draft; None for whole passes.
         rules: that it offers, by name.
     """
 
     decoder: Model
     drafts: OwnDrafts | None
+    overlap: Overlap | None
     rules: Rules
 
     @property
     def drafts_inside(self) -> bool:
         """Whether it makes any."""
         return self.drafts is not None
+
+    def meter(self, instruments: Instruments) -> None:
+        """See `LoadedService`."""
+        if self.overlap is None:
+            return
+        counters = {
+            right: instruments.counter(metrics.OVERLAP_ROUNDS, metrics.TARGET, name)
+            for right, name in metrics.GUESSES.items()
+        }
+
+        def count(right: bool) -> None:
+            counters[right].value += 1
+
+        self.overlap.on_token = count
 
     def described_drafts(self) -> target_pb2.TargetDrafts | None:
         """What the handshake says of its drafts, now; None where it makes none."""
@@ -75,6 +104,7 @@ class TargetServicer(
     def _load(self) -> LoadedTarget:
         settings = self.settings
         # What is wrong with these is said before a model is loaded.
+        check_overlap(settings)
         recipe = own_recipe(settings)
         rules = rules_with(settings.verifiers)
         decoder = load_target(settings, views_of(recipe, settings))
@@ -85,9 +115,10 @@ class TargetServicer(
         if recipe is not None:
             drafts, drafting = own_drafts(*recipe, settings, info, decoder)
             models += drafting
+        overlap = overlap_of(settings, decoder)
         info.cache_tokens = min(model.positions for model in models if model.positions)
         engine = engine_over(models, settings, "target-engine")
-        return LoadedTarget(engine, info, models, decoder, drafts, rules)
+        return LoadedTarget(engine, info, models, decoder, drafts, overlap, rules)
 
     async def Verify(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See target.proto."""
@@ -103,6 +134,7 @@ class TargetServicer(
                     max_rounds=most,
                     grammars=loaded.grammars,
                     drafts=loaded.drafts,
+                    overlap=loaded.overlap,
                     feedback_layers=loaded.decoder.about.of_layers,
                     probe_tokens=loaded.decoder.about.probe_tokens,
                     rules=loaded.rules,

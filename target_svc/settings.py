@@ -68,6 +68,26 @@ class TargetSettings(ModelSettings):
         " embedding, i the output of layer i, `last` what the output matrix reads; at most four",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
+    overlap: str = Field(
+        "",
+        pattern=r"^(|[1-9]\d{0,3}|cycles)$",
+        description="layers that overlap in rounds without a draft: while a token goes through the"
+        " upper layers, guesses of the next one go through the lower ones, and a right guess goes"
+        " on from there. A number is that of the lower layers, whose exit guesses; `cycles` is for"
+        " a model that uses its layers several times. No text changes. Empty for none",
+    )
+    overlap_guesses: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="guesses of the next token that go through the lower layers together, where"
+        " OVERLAP names an exit",
+    )
+    overlap_pipelines: Literal[1, 2] = Field(
+        1,
+        description="2 computes the lower and the upper layers at the same time, with half of the"
+        " CPU threads each, where OVERLAP names an exit",
+    )
     verifiers: Names = Field(
         (),
         description="rules of installed packages to offer beside the built-in ones, by name, comma"

@@ -70,6 +70,10 @@ class ScoredRows:
     first_state: int = 0
     prompt_states: int = 0
 
+    def at(self, row: int) -> ScoredRows:
+        """One of the job's rows; without states."""
+        return ScoredRows(self.logits, self.first + row, 1)
+
     def chosen(self, rows: Sequence[int]) -> ScoredRows:
         """Some of the job's rows, in another order; without states."""
         return ScoredRows(self.logits[[self.first + row for row in rows]], 0, len(rows))

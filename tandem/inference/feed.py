@@ -99,6 +99,21 @@ class Choice(Protocol):
         """
 
 
+@dataclass(slots=True, eq=False)
+class TokenInFlight:
+    """A token that goes through a model's layers by groups.
+
+    Attributes:
+        token_id: of it.
+        through: groups that it has gone through. Behind all of them, its row is the model's.
+        states: [width] behind these; None before the first.
+    """
+
+    token_id: int
+    through: int = 0
+    states: Tensor | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """New tokens of one sequence.
@@ -121,6 +136,8 @@ class Feed:
             order in which they were fed since the trunk last grew, in this feed or before.
         resumed: what is computed of the first tokens, not of all; None for nothing.
         choice: looks at the text's keys; None where nothing does.
+        flight: the tokens, where each goes through one group of layers alone; all rows are wanted.
+            None where they go through all layers.
     """
 
     cache: SequenceCache
@@ -131,6 +148,7 @@ class Feed:
     features: Sequence[npt.NDArray[Any] | Tensor] | None = None
     resumed: Resumed | None = None
     choice: Choice | None = None
+    flight: Sequence[TokenInFlight] | None = None
 
 
 def listed(token_ids: Sequence[int | DrawnToken] | DrawnToken) -> Sequence[int | DrawnToken]:

@@ -211,7 +211,7 @@ def command(name: str, doc: str | None, make: Callable[..., Training], **flags: 
         make: what is trained; takes the flags.
         flags: options by their names, each with its help.
     """
-    options = options_of(name, doc, ".cache/heads", flags)
+    options = options_of(f"heads.{name}", doc, ".cache/heads", flags)
     training = make(**{flag: getattr(options, flag) for flag in flags})
     if options.part != "evaluate":
         fit(training, options.pair, options.cache, options.output, options.scale)

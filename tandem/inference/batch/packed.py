@@ -156,7 +156,7 @@ class PackedBatch:
             in_one_call: whether attention takes all sequences at once.
             windows: of the model's layers, as far as they are known; for attention in one call.
         """
-        batch = cls._packed(Packing.of(feeds), tokens_of(feeds, device), in_one_call, windows)
+        batch = cls.packed(Packing.of(feeds), tokens_of(feeds, device), in_one_call, windows)
         batch.choices = [
             (i, feed.choice) for i, feed in enumerate(feeds) if feed.choice is not None
         ]
@@ -166,13 +166,13 @@ class PackedBatch:
             fresh = Packing.of(feeds, fresh=True)
             own = [n for seg, f in zip(batch.segments, feeds, strict=True) for n in _fresh(seg, f)]
             index = torch.tensor(own, dtype=torch.int64).to(device, non_blocking=True)
-            rest = cls._packed(fresh, batch.token_ids[0][index], in_one_call, windows)
+            rest = cls.packed(fresh, batch.token_ids[0][index], in_one_call, windows)
             known = [() if feed.resumed is None else feed.resumed.states for feed in feeds]
             batch.resumed = ResumedBatch(exit_, rest, known)
         return batch
 
     @classmethod
-    def _packed(
+    def packed(
         cls,
         packing: Packing,
         token_ids: Tensor,

@@ -93,7 +93,7 @@ def by_torch(
             "torch",
             dtype,
             compute,
-            KVPool(2 * short),
+            KVPool(2 * short, compute.cycles if isinstance(compute, LlamaPass) else 1),
             device,
             _vocab_size(model),
             of_layers=of_layers,

@@ -36,6 +36,12 @@ class Branches:
         order of its text."""
         return self.parents == tuple(range(len(self)))
 
+    def first(self, count: int) -> Branches:
+        """The first rows alone."""
+        if count == len(self):
+            return self
+        return Branches(self.parents[:count], self.depths[:count])
+
     def grown(self, parents: Sequence[int]) -> Branches:
         """These rows and further ones.
 

@@ -7,6 +7,7 @@ found is copied too, once, when a sequence opens.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,15 +30,23 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
     Sliding-window layers keep all positions too, and attention cuts the window: a window without
     its oldest entries could not be rewound.
 
+    Attributes:
+        cycles: how often the model uses its layers; each use has layers of its own here.
+        folded: pool of the layers of the first cycle with the slots of all cycles, one behind the
+            other, `stride` slots each; None where there is one cycle.
+
     Args:
         positions: that all sequences may hold together.
+        cycles: see above.
     """
 
-    def __init__(self, positions: int) -> None:
+    def __init__(self, positions: int, cycles: int = 1) -> None:
         Extents.__init__(self, positions)
         Cache.__init__(self, layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self.cycles = cycles
+        self.folded: KVPool | None = None
         # [layers, heads, positions, head_dim] of layers that are alike, if they were made together.
         self._together: list[Tensor] = []
         # [T] positions of the pool that the current batch writes to.
@@ -48,22 +57,42 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         """A slot after all sequences' slots, for padding."""
         return self.positions
 
+    @property
+    def stride(self) -> int:
+        """Slots of a layer, the one for padding among them."""
+        return self.positions + 1
+
     def resized(self, positions: int) -> KVPool:
         """An empty pool with the same layers. Allocated at once, to fail now or never; layers of a
-        form in one piece, so that positions are moved in all of them by two operators.
+        form in one piece, so that positions are moved in all of them by a few operators.
         """
-        pool = KVPool(positions)
-        layers = [*self.keys, *self.values]
+        pool = KVPool(positions, self.cycles)
+        layers, count = [*self.keys, *self.values], len(self.keys)
+        group, stride = count // self.cycles, pool.stride
         alike: dict[tuple[int, int], list[int]] = {}
         for place, states in enumerate(layers):
-            alike.setdefault((states.shape[0], states.shape[2]), []).append(place)
+            if place % max(count, 1) < group:  # of the first cycle
+                alike.setdefault((states.shape[0], states.shape[2]), []).append(place)
+        folded = list(layers)
         for (heads, head_dim), places in alike.items():
-            size = len(places), heads, pool.scratch + 1, head_dim
-            pool._together.append(layers[places[0]].new_empty(size))
-            for place, states in zip(places, pool._together[-1], strict=True):
-                layers[place] = states
-        pool.keys, pool.values = layers[: len(self.keys)], layers[len(self.keys) :]
+            size = len(places), heads, self.cycles * stride, head_dim
+            whole = layers[places[0]].new_empty(size)
+            for cycle in range(self.cycles):
+                part = whole.narrow(2, cycle * stride, stride)
+                pool._together.append(part)
+                for place, states in zip(places, part, strict=True):
+                    layers[place + cycle * group] = states
+            for place, states in zip(places, whole, strict=True):
+                folded[place] = states
+        pool.keys, pool.values = layers[:count], layers[count:]
+        if self.cycles > 1:
+            own = pool.folded = KVPool(self.cycles * stride - 1)
+            own.keys, own.values = folded[:group], folded[count : count + group]
         return pool
+
+    def beside(self) -> KVPool:
+        """The same layers, for a pass that runs at the same time."""
+        return copy.copy(self)
 
     @property
     def bytes_per_position(self) -> int:

@@ -16,6 +16,7 @@ from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, e
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights, put_in
 from tandem.inference.loading.outline import fingerprints_of_files, read_outline
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
+from tandem.inference.loading.shared_layers import share_layers
 from tandem.inference.loading.weights import read_model, read_tokenizer
 from tandem.vocabulary import ids_without_token
 
@@ -78,6 +79,8 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
         served = MadeFor(fingerprints(model, "").weights, adapter_fingerprint(source.adapter))
     if source.adapter:
         model = merge_adapter(model, source.adapter)
+    if not outline:
+        share_layers(model)
     if source.part != WHOLE:
         take_part(model, source.part)
     about = describe(model, Path(source.model).name, tokenizer)

@@ -21,7 +21,7 @@ from tandem.inference.fingerprint import fingerprints
 
 # Each layer is a residual sum of attention and MLP, each behind a norm of its own, and no layer
 # reads another one's keys: so any sublayer can be left out.
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def sublayers_of(model: PreTrainedModel, part: ModelPart) -> list[Sublayers]:
     if not _has_parts(model):
         raise StartupError(
             f"no part of {type(model).__name__} can be served: `exit` and `skip` take models of the"
-            f" kinds {', '.join(_FAMILIES)}"
+            f" kinds {', '.join(FAMILIES)}"
         )
     layers: Any = model.get_submodule("model.layers")
     count = len(layers)
@@ -138,7 +138,7 @@ def require_part(model: PreTrainedModel, part: ModelPart) -> None:
 
 
 def _has_parts(model: PreTrainedModel) -> bool:
-    return str(model.config.model_type) in _FAMILIES
+    return str(model.config.model_type) in FAMILIES
 
 
 def take_part(model: PreTrainedModel, part: ModelPart) -> None:

@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tandem.checkpoint_folder import gguf_advice
 from tandem.errors import StartupError, first_line
+from tandem.inference.loading.shared_layers import as_stored
 
 # transformers patches its own classes while it loads; two threads must not do that at once.
 _LOADING = threading.Lock()
@@ -64,7 +65,7 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
                 " there, or set MODEL to where it is"
             )
     try:
-        config = AutoConfig.from_pretrained(model, **_AS_DATA)
+        config = as_stored(model, AutoConfig.from_pretrained(model, **_AS_DATA))
         _require_quantisation(model, config, where)
         with _LOADING:
             loaded, report = AutoModelForCausalLM.from_pretrained(

@@ -97,12 +97,15 @@ def choose_layout(model: nn.Module) -> None:
             if type(child) is nn.Linear or isinstance(child, PlainLinear):
                 shapes[child.weight.shape].append((parent, name, child))
     chosen: dict[str, float] = {}
+    packed: dict[int, PackedLinear] = {}  # of layers that are used several times
     while shapes:  # shape by shape, so that plain weights are freed once packed
         (out_features, in_features), layers = shapes.popitem()
         gain = _gain([plain for _, _, plain in layers[:_LAYERS]])
         while layers and gain > 1:
             parent, name, plain = layers.pop()
-            setattr(parent, name, PackedLinear(plain))
+            if id(plain) not in packed:
+                packed[id(plain)] = PackedLinear(plain)
+            setattr(parent, name, packed[id(plain)])
         chosen[f"{out_features}x{in_features}"] = round(gain, 2)
     _log.info("weight layout", packed_is_faster_by=chosen)
 

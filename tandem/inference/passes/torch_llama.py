@@ -9,8 +9,8 @@ their own modules. The start compares either with a plain pass.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class LlamaPass(nn.Module):
         of_layers: whose hidden states it can give.
 
     Attributes:
-        blocks: its layers.
+        blocks: its layers. Those with the same weights share them.
+        cycles: how often a group of them is used, one behind the other.
     """
 
     def __init__(self, model: PreTrainedModel, of_layers: Layers = ()) -> None:
@@ -57,9 +58,15 @@ class LlamaPass(nn.Module):
         )
         self.blocks = nn.ModuleList()
         self._steps: list[_Step] = []
+        keys = [_weights_of(layer) for layer in inner.layers]
+        group = list(dict.fromkeys(keys))
+        times = len(keys) // len(group)
+        self.cycles = times if keys == group * times else 1
+        made: dict[Hashable, LlamaLayer] = {}
         attentions = 0
-        while inner.layers:  # one by one, so that no two copies of the model exist
-            layer = LlamaLayer(inner.layers[0])
+        for key in keys:  # one by one, so that no two copies of the model exist
+            layer = made[key].twin() if key in made else LlamaLayer(inner.layers[0])
+            made[key] = layer
             self.blocks.append(layer)
             self._steps.append(_Step(len(self.blocks), layer, attentions))
             attentions += inner.layers[0].self_attn is not None
@@ -126,9 +133,30 @@ class LlamaPass(nn.Module):
 
         return compute
 
+    def group(self, first: int, last: int) -> LayerGroup:
+        """Layers from `first` up to `last`, counted from 0, as a pass from states to states."""
+        steps = self._steps[first:last]
+
+        def compute(states: Tensor, batch: PackedBatch, pool: KVPool) -> Tensor:
+            return self._through(steps, states, batch, pool, {})
+
+        return compute
+
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """[T, E] what the first layer reads, of [T]."""
+        return self._embedding.index_select(0, token_ids)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[R, V] behind states [R, E]."""
+        rows: Tensor = self.head(self._norm(states))
+        return rows
+
+    def foresee(self, longest: int) -> None:
+        """Compute the rotations of so many positions now."""
+        self._rotations.reach(longest)
+
     def _embedded(self, batch: PackedBatch) -> Tensor:
-        """[T, E] what the first layer reads."""
-        return self._embedding.index_select(0, batch.token_ids[0])
+        return self.embedded(batch.token_ids[0])
 
     def _through(
         self,
@@ -149,9 +177,14 @@ class LlamaPass(nn.Module):
 
     def _rows(self, states: Tensor, batch: PackedBatch) -> Tensor:
         """[R, V] logits of the rows that a batch asks for."""
-        wanted = states if batch.rows is None else states.index_select(0, batch.rows)
-        logits: Tensor = self.head(self._norm(wanted))
-        return logits
+        return self.logits(states if batch.rows is None else states.index_select(0, batch.rows))
+
+
+class LayerGroup(Protocol):
+    """Some layers of a pass."""
+
+    def __call__(self, states: Tensor, batch: PackedBatch, pool: KVPool) -> Tensor:
+        """[T, E] to [T, E]; the states are overwritten, keys and values go to the pool."""
 
 
 class _Step(NamedTuple):
@@ -181,7 +214,12 @@ class Rotations:
 
     def of(self, batch: PackedBatch) -> Tensor:
         """[T, 1, D/2] complex64: the rotation of each token's position."""
-        longest = max(segment.reach for segment in batch.segments)
+        self.reach(max(segment.reach for segment in batch.segments))
+        turns: Tensor = self._turns.index_select(0, batch.positions[0])
+        return turns
+
+    def reach(self, longest: int) -> None:
+        """Have the rotations of so many positions."""
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
             if longest <= self._max_positions:
@@ -192,8 +230,6 @@ class Rotations:
             self._outgrown.append(self._turns)
             half = cos.shape[-1] // 2
             self._turns = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
-        turns: Tensor = self._turns.index_select(0, batch.positions[0])
-        return turns
 
 
 class RMSNorm:
@@ -244,6 +280,10 @@ class LlamaLayer(nn.Module):
         own = copy.copy(self)
         own._attends, own._computes = self._attends and attends, self._computes and computes
         return own
+
+    def twin(self) -> LlamaLayer:
+        """The layer once more, with the same weights."""
+        return copy.deepcopy(self, {id(own): own for own in self.children()})
 
     def _take_attention(self, layer: Any) -> None:
         attention = layer.self_attn
@@ -331,6 +371,13 @@ def _turn(heads: Tensor, rotation: Tensor) -> Tensor:
     floats = heads.float()
     torch.view_as_complex(floats.view(*heads.shape[:2], -1, 2)).mul_(rotation)
     return floats.to(heads.dtype)
+
+
+def _weights_of(layer: Any) -> Hashable:
+    """Equal for layers with the same weights."""
+    attention, mlp = layer.self_attn, layer.mlp
+    own = attention and attention.q_proj.weight, mlp and mlp.down_proj.weight
+    return tuple(map(id, own))
 
 
 def _projections(layer: Any) -> Iterator[nn.Module]:

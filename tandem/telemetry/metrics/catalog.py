@@ -300,6 +300,16 @@ SEQUENCES_GIVEN_BACK = Metric(
     ("role",),
     roles=_MODELS,
 )
+GUESSES = {True: "right", False: "wrong"}
+OVERLAP_ROUNDS = Metric(
+    "tandem.overlap.rounds",
+    MetricKind.COUNTER,
+    "{round}",
+    "Rounds without a draft of a target whose layers overlap, by whether the token that they began"
+    " with had been guessed: then it was on its way",
+    ("role", "guess"),
+    roles=(TARGET,),
+)
 PREFIX_CACHE_QUERIES = Metric(
     "tandem.prefix_cache.queries",
     MetricKind.COUNTER,
@@ -356,6 +366,7 @@ METRICS = (
     LEARNING_TEXTS,
     LEARNING_OVERLAP,
     SEQUENCES_GIVEN_BACK,
+    OVERLAP_ROUNDS,
     PREFIX_CACHE_QUERIES,
     PREFIX_CACHE_HITS,
     EVENT_LOOP_LAG,

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models import llama
-from models.zoo.eagle import FUSED, SHAPE, EagleLayer
-from models.zoo.hydra import PREFIX, HydraHeads
-from models.zoo.medusa import HEADS, LAYERS, MedusaBlocks
-from models.zoo.mtp import LAYER, MtpLayers
+from models.zoo.heads.eagle import FUSED, SHAPE, EagleLayer
+from models.zoo.heads.hydra import PREFIX, HydraHeads
+from models.zoo.heads.medusa import HEADS, LAYERS, MedusaBlocks
+from models.zoo.heads.mtp import LAYER, MtpLayers
 from tandem.inference.feed import Feed
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.head import Room

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models import llama, loop
 from models.loop import Stage
-from models.zoo import eagle, hydra, medusa, mtp
+from models.zoo.heads import eagle, hydra, medusa, mtp
 from models.zoo.training import heads, texts
 from tests.support.repository import ROOT
 

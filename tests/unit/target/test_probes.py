@@ -139,8 +139,8 @@ def test_a_probe_that_the_rule_sees_is_caught(monkeypatch: pytest.MonkeyPatch) -
     decoder = decoder_of(LLAMA)
     draft = probed(drafts()["chain"], 40, extra=0)
     plain, _ = rounds_of(decoder, replace(draft, probes=NO_PROBES))
-    own = target_svc.round._decide
-    monkeypatch.setattr(target_svc.round, "_decide", as_candidates)
+    own = target_svc.round.decide
+    monkeypatch.setattr(target_svc.round, "decide", as_candidates)
     caught, _ = rounds_of(decoder, draft)
     assert [one.emitted for one in plain] != [one.emitted for one in caught]
 

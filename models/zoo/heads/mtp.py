@@ -1,4 +1,4 @@
-"""Train multi-token prediction for the embedded target: `python -m models.zoo.mtp all`.
+"""Train multi-token prediction for the embedded target: `python -m models.zoo.heads.mtp all`.
 
 Multi-token prediction (Gloeckle et al., arXiv 2404.19737): a decoder layer for each depth, over all
 hidden states of the target. Here the target is frozen. Medusa's recipe serves it.

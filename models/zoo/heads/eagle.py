@@ -1,4 +1,4 @@
-"""Train an EAGLE head for the embedded target: `python -m models.zoo.eagle all [--fused]`.
+"""Train an EAGLE head for the embedded target: `python -m models.zoo.heads.eagle all [--fused]`.
 
 EAGLE (arXiv 2401.15077): a layer over pairs of a feature and the next token guesses the next
 feature; the target's own output matrix makes the token's row of it. It is trained on its own

@@ -1,4 +1,4 @@
-"""Train Hydra's heads for the embedded target: `python -m models.zoo.hydra all [--plus]`.
+"""Train Hydra's heads for the embedded target: `python -m models.zoo.heads.hydra all [--plus]`.
 
 Hydra (arXiv 2402.05109): a head reads the target's hidden state and the embeddings of the tokens on
 the path. With `--plus` a decoder layer over all hidden states comes first (Hydra++). The loss is

@@ -1,4 +1,4 @@
-"""Train Medusa's heads for the embedded target: `python -m models.zoo.medusa all`.
+"""Train Medusa's heads for the embedded target: `python -m models.zoo.heads.medusa all`.
 
 Medusa-1 (arXiv 2401.10774): the target is frozen, and its own output matrix is shared by all heads.
 They learn the target's whole rows, and then the overlap with these itself.

@@ -1,0 +1,1 @@
+"""Heads of the embedded target, a script each."""
