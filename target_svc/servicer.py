@@ -64,8 +64,6 @@ class LoadedTarget(LoadedService):
 
     def meter(self, instruments: Instruments) -> None:
         """See `LoadedService`."""
-        if self.overlap is None:
-            return
         counters = {
             right: instruments.counter(metrics.OVERLAP_ROUNDS, metrics.TARGET, name)
             for right, name in metrics.GUESSES.items()
@@ -74,7 +72,8 @@ class LoadedTarget(LoadedService):
         def count(right: bool) -> None:
             counters[right].value += 1
 
-        self.overlap.on_token = count
+        if self.overlap is not None:
+            self.overlap.on_token = count
 
     def described_drafts(self) -> target_pb2.TargetDrafts | None:
         """What the handshake says of its drafts, now; None where it makes none."""

@@ -91,7 +91,9 @@ class OverlappedPass:
         self._folds = not exit_
         self.groups = 2 if exit_ else compute.cycles
         bounds = (0, exit_, layers) if exit_ else (0, layers // compute.cycles)
-        self._passes: list[LayerGroup] = [compute.group(first, last) for first, last in pairwise(bounds)]
+        self._passes: list[LayerGroup] = [
+            compute.group(first, last) for first, last in pairwise(bounds)
+        ]
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Each token of the feeds goes through its next group; the rows of all, in order.

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -14,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLMatcher, LLTokenizer
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
@@ -31,9 +26,7 @@ from tandem.engine.asks import (
 )
 from tandem.engine.numbers.feedback import predicted
 from tandem.engine.numbers.home import drafts_of
-from tandem.inference.feed import Feed, listed
-from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.tables import Tables
+from tandem.inference.feed import Feed, TokenInFlight, listed
 from tandem.inference.kv.viewed import ViewedCache
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
@@ -47,11 +40,14 @@ from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
+from target_svc.overlap import Overlap
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunRound, run
+from tests.support.laws.copies import SequenceCopies
 from tests.support.laws.methods import key_of
 from tests.support.laws.shaping import said_of
+from tests.support.laws.shared_memory import SharedMemory, warm_cache
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -80,40 +76,8 @@ SEED = 4
 SIZES = (DraftSize(GAMMA, NODES), DraftSize(0), DraftSize(GAMMA, NODES))
 
 
-class SharedMemory(Tables):
-    """A pool of tokens instead of keys and values, in blocks of one position, in no order."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity, 1)
-        self.tokens = [-1] * capacity
-        self._free = self._free[::2] + self._free[1::2]
-
-    def move(self, slots: Sequence[int], to: Sequence[int]) -> None:
-        for slot, token in zip(to, [self.tokens[slot] for slot in slots], strict=True):
-            self.tokens[slot] = token
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=nullcontext())
-
-
-def warm_cache(capacity: int) -> SequenceCache:
-    """Of a text whose prompt was computed for another one."""
-    pool = SharedMemory(capacity + len(PROMPT))
-    other = pool.reserve(len(PROMPT))
-    assert other is not None
-    other.adopt(PROMPT, "")
-    for token, slot in zip(PROMPT, other.slots(0, len(PROMPT)), strict=True):
-        pool.tokens[slot] = token
-    other.grow(PROMPT)
-    other.publish(PROMPT, len(PROMPT))
-    pool.release(other)
-    cache = pool.reserve(capacity)
-    assert cache is not None
-    assert cache.adopt(PROMPT, "") == len(PROMPT) - 1
-    return cache
+class OtherToken(Exception):
+    """A row goes on that was another token's in the layers before."""
 
 
 @dataclass(eq=False)
@@ -121,6 +85,9 @@ class _Scored(ScoredRows):
     """The rows of the pass before, which its answering knows by their texts."""
 
     of: Any = None
+
+    def at(self, row: int) -> ScoredRows:
+        return _Scored(self.logits, self.first + row, 1, of=self.of)
 
     def chosen(self, rows: Sequence[int]) -> ScoredRows:
         self.of._scored = [self.of._scored[row] for row in rows]
@@ -140,13 +107,16 @@ class RunAnswering(Answering):
 
     def __init__(self, chooser: Chooser, target: Table, found: dict[Any, Any]) -> None:
         super().__init__(chooser, None, found)
-        self._target = target
+        self._target, self._exit = target, Table(LENGTH + GAMMA, SEED + 2, zeros=False)
         self._predicted = extended(7, VOCAB_SIZE, self._known)
         self._scored: list[Text] = []
+        # Whether the rows are an exit's, which has a table of its own.
+        self._at_exit: list[bool] = []
         self.reported: list[RunRound] = []
 
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Score):
+            self._at_exit = [False] * ask.feed.rows
             self._scored = self._feed(ask.feed)[-ask.feed.rows :]
             return _Scored(None, 0, ask.feed.rows, of=self)  # type: ignore[arg-type]
         if isinstance(ask, Decide):
@@ -163,8 +133,15 @@ class RunAnswering(Answering):
     def _feed(self, feed: Feed) -> list[Text]:
         """As of any cache. A row that a part of the target computed has what it saw as its state;
         where the target goes on behind that, the tokens in memory are those that the part left."""
+        if feed.flight is not None:
+            return self._fly(feed, feed.flight)
         if feed.resumed is None:
             seen = super()._feed(feed)
+            pool = feed.cache.pool
+            if isinstance(pool, SharedMemory):
+                for slot in feed.cache.slots(0, feed.cache.used):
+                    for layer in pool.layers:
+                        layer[slot] = pool.tokens[slot]
             if isinstance(feed.cache, ViewedCache):
                 feed.cache.exit_states.append(torch.tensor([[_coded(text)] for text in seen]))
             return seen
@@ -176,13 +153,47 @@ class RunAnswering(Answering):
         codes = torch.cat(list(feed.resumed.states))[:, 0].tolist()
         return [*map(_decoded, codes), *seen[count:]]
 
+    def _fly(self, feed: Feed, flight: Sequence[TokenInFlight]) -> list[Text]:
+        """What the rows of tokens in flight see: in its next group of layers each sees what those
+        before it left there, and has itself what it saw in the group before."""
+        cache, parents = feed.cache, list(feed.parents or ())
+        pool: Any = cache.pool
+        new = len(cache.branches)
+        if new < len(flight):
+            cache.grow([one.token_id for one in flight[new:]], parents[new:])
+        seen: list[Text] = []
+        for number, token in enumerate(flight):
+            layer, path = pool.layers[token.through], []
+            layer[cache.slots(cache.length + number, 1)[0]] = token.token_id
+            row = number + 1
+            while row:
+                path.append(layer[cache.slots(cache.length + row - 1, 1)[0]])
+                row = parents[row - 1]
+            trunk = [layer[slot] for slot in cache.slots(0, cache.length)]
+            seen.append((*trunk, *reversed(path)))
+            if token.states is not None:
+                (code,) = token.states.tolist()
+                if _decoded(code) != seen[-1]:
+                    raise OtherToken
+            token.states, token.through = torch.tensor([_coded(seen[-1])]), token.through + 1
+        self._at_exit = [token.through < len(pool.layers) for token in flight]
+        return seen
+
     def _tell(self, ask: ReadLogProbs) -> list[TokenLogProb]:
         """Of each token, at the row of the text before it."""
-        text = self._scored[0]
+        first = ask.scored.first
+        text = self._scored[first]
         for row, token in zip(ask.rows, ask.token_ids, strict=True):
-            assert self._scored[row] == text, "the row of another place"
+            assert self._scored[first + row] == text, "the row of another place"
             text = (*text, token)
-        return [TokenLogProb(-float(token)) for token in ask.token_ids]
+        likeliest = np.argsort(-self._row(first), kind="stable")[: ask.wanted.top].tolist()
+        top = tuple((token, 0.0) for token in likeliest)
+        return [TokenLogProb(-float(token), top) for token in ask.token_ids]
+
+    def _row(self, number: int) -> npt.NDArray[np.int64]:
+        """Weights of a row of the pass."""
+        text = self._scored[number][len(PROMPT) :]
+        return (self._exit if self._at_exit[number] else self._target).row(text)
 
     def _decided(self, ask: Decide) -> Any:
         """A place by the rule's chances, and a token by what it leaves there."""
@@ -238,8 +249,8 @@ class RunAnswering(Answering):
     def _shaped_laws(self, ask: Decide) -> npt.NDArray[np.float64]:
         """[R, V] of the rows of the pass."""
         # Those of the draft alone: a probe may be no token.
-        texts = self._scored[: ask.scored.count]
-        rows = np.stack([self._target.row(text[len(PROMPT) :]) for text in texts])
+        first = ask.scored.first
+        rows = np.stack([self._row(first + row) for row in range(ask.scored.count)])
         if ask.shaped is None:
             laws: npt.NDArray[np.float64] = rows / rows.sum(-1, keepdims=True)
             return laws
@@ -300,55 +311,14 @@ class State:
             (each.positions, None if each.states is None else each.states.tolist(), each.predicted)
             for each in own.untold
         ]
-        known = own.news, untold, drafting
+        flight = sequence.flight
+        flying = flight and [
+            flight.parents,
+            [(one.token_id, one.through, one.states) for one in flight.tokens],
+            [[layer[slot] for slot in cache.slots(0, cache.used)] for layer in cache.pool.layers],
+        ]
+        known = own.news, untold, drafting, flying
         return repr((self.text, *known, held, sequence.carry))
-
-
-class _Copies(pickle.Pickler):
-    """Copies of a sequence. It is pickled once, but for its grammar: `deepcopy` takes longer."""
-
-    def __init__(self, sequence: TargetSequence) -> None:
-        self._aside: list[Any] = []
-        self._pickled = io.BytesIO()
-        super().__init__(self._pickled, pickle.HIGHEST_PROTOCOL)
-        self.dump(sequence)
-
-    def reducer_override(self, part: Any) -> Any:
-        if not isinstance(part, ViewedCache):
-            return NotImplemented
-        return _view_of, (part.of, [getattr(part, name) for name in _OWN])
-
-    def persistent_id(self, part: Any) -> int | None:
-        if not isinstance(part, (LLMatcher, LLTokenizer)):
-            return None
-        self._aside.append(part)
-        return len(self._aside) - 1
-
-    def fresh(self) -> TargetSequence:
-        """One more."""
-        found: TargetSequence = _Unpickler(self._pickled.getvalue(), self._aside).load()
-        return found
-
-
-# What a view has of its own.
-_OWN = ("length", "branches", "branch_tokens", "exit_states", "nodes")
-
-
-def _view_of(of: SequenceCache, own: Sequence[Any]) -> ViewedCache:
-    found = ViewedCache()
-    found.show(of)
-    for name, value in zip(_OWN, own, strict=True):
-        setattr(found, name, value)
-    return found
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, aside: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._aside = aside
-
-    def persistent_load(self, number: int) -> Any:
-        return copy.deepcopy(self._aside[number])
 
 
 class RunLaw:
@@ -356,6 +326,7 @@ class RunLaw:
 
     Attributes:
         deepest: draft so far.
+        guessed: rounds of layers that overlap, by whether their token was guessed.
         empty: drafts that were asked for and had no token.
 
     Args:
@@ -368,6 +339,8 @@ class RunLaw:
         log_probs: whether they come with the tokens.
         warm: whether the target found the prompt computed, and lets the text be found.
         exit_: whether the drafter is a part of the target, behind which the target goes on.
+        groups: of layers, in which rounds without a draft overlap; 1 for whole passes.
+        guesses: of the next token, where there are two groups.
     """
 
     def __init__(
@@ -382,6 +355,8 @@ class RunLaw:
         log_probs: bool = False,
         warm: bool = False,
         exit_: bool = False,
+        groups: int = 1,
+        guesses: int = 1,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
@@ -405,7 +380,14 @@ class RunLaw:
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
         self._log_probs = LogProbsWanted() if log_probs else None
         self._warm = warm
+        self.guessed = {True: 0, False: 0}
+        self._groups, self._overlap = groups, None
+        if groups > 1:
+            self._overlap = Overlap(self._target, groups, guesses, self._count)
         self.deepest = self.empty = 0
+
+    def _count(self, right: bool) -> None:
+        self.guessed[right] += 1
 
     def _opened(self) -> TargetSequence:
         """A text whose prompt was computed."""
@@ -425,8 +407,8 @@ class RunLaw:
         sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
         if self._own.exit:
             sequence.caches[1:2] = [ViewedCache()]
-        if self._warm:
-            sequence.caches[0] = warm_cache(room)
+        if self._warm or self._overlap is not None:
+            sequence.caches[0] = warm_cache(room, self._groups)
         else:
             answering = RunAnswering(Chooser(()), self._target, {})
             answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
@@ -436,13 +418,13 @@ class RunLaw:
 
     def _rounds(self, state: State, size: DraftSize) -> Iterator[tuple[State, float]]:
         """All that a round may come to, with its probability."""
-        copies = _Copies(state.sequence)
+        copies = SequenceCopies(state.sequence)
 
         def play(chooser: Chooser) -> State:
             sequence = copies.fresh()
             answering, credit = RunAnswering(chooser, self._target, self._found), Credit(0)
             credit.grant(1, size)
-            answering.run(run(None, sequence, credit, self._own))  # type: ignore[arg-type]
+            answering.run(run(None, sequence, credit, self._own, self._overlap))  # type: ignore[arg-type]
             (done,) = answering.reported
             if self._log_probs is not None:
                 told = [-one.value for one in done.decision.log_probs]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.decoders.model import ModelRecipe
@@ -18,7 +19,7 @@ from tandem.serving.drafting import load_models
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
 from tests.support.models.heads import save_random_head
-from tests.support.models.tiny import save_random_llama
+from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 
 
 def loaded(pair: tuple[Path, Path], **settings: Any) -> Any:
@@ -92,6 +93,40 @@ def test_a_part_of_the_target_that_cannot_draft_is_refused(
         loaded(deep_target, **({"drafts": "model"} | settings))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"overlap": "4"}, "OVERLAP=4: deep0 has 4 layers, and some have to be left behind"),
+        ({"overlap": "cycles"}, "OVERLAP=cycles: deep0 uses each of its 4 layers once"),
+        ({"overlap": "2", "engine": "openvino"}, "ENGINE=openvino computes whole passes alone"),
+        ({"overlap": "2", "engine": "vllm"}, "ENGINE=vllm computes whole passes alone"),
+        ({"overlap_guesses": 2}, "TANDEM_TARGET_OVERLAP_GUESSES: only with the number of an exit"),
+        ({"overlap": "cycles", "overlap_pipelines": 2}, "TANDEM_TARGET_OVERLAP_PIPELINES: only"),
+    ],
+)
+def test_layers_that_cannot_overlap_are_named(
+    deep_target: tuple[Path, Path], settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        loaded(deep_target, **settings)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_architecture_has_no_layers_that_overlap(tmp_path: Path) -> None:
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(StartupError, match="has no layers like Llama's, of the kinds llama"):
+        loaded((tmp_path, tmp_path), overlap="2")
 
 
 _FEW = 'model = "@target"\nkv = {kind = "chunks", budget = 48, sink = 4, recent = 8, chunk = 4}\n'

@@ -21,6 +21,7 @@ from tandem.errors import InvalidRequest
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.request.shaping import Grammar, GrammarKind, Shaping
+from tandem.speculation.tree import DraftSize
 from tandem.verification import VERIFIERS
 from tests.support.laws.run_law import LENGTH, SEEN, SIZES, RunLaw
 from tests.support.laws.shaping import END, law_of, shaped
@@ -130,6 +131,24 @@ def test_a_shaped_text_follows_the_shaped_law(
 ) -> None:
     shaping = CONTROLS[control]
     assert _error(_law(name, rule, shaping, on_device=on_device), shaping) < TOLERANCE
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize(
+    "control", ["penalties", "bad_words", "grammar", "grammar_with_end", "all"]
+)
+def test_so_does_one_whose_layers_overlap(groups: int, control: str) -> None:
+    shaping = CONTROLS[control]
+    law = RunLaw(
+        "model",
+        "block",
+        (DraftSize(0),),
+        shaped=lambda: shaped(shaping, PROMPT),
+        end_token_ids=shaping.end_token_ids,
+        groups=groups,
+        guesses=2 if groups == 2 else 1,
+    )
+    assert _error(law, shaping) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["model", "tree", "chains"])
