@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.support.mutants.drafting import OF_PHRASES, OF_VIEWS
 from tests.support.mutants.learning import OF_DISTILLATION, OF_ONLINE
+from tests.support.mutants.overlap import OF_OVERLAP
 from tests.support.mutants.serving import (
     OF_BLOCKS,
     OF_CHAINS,
@@ -393,6 +394,7 @@ MUTANTS = (
     *OF_GROWING,
     *OF_PHRASES,
     *OF_VIEWS,
+    *OF_OVERLAP,
     *OF_DISTILLATION,
     *OF_ONLINE,
 )

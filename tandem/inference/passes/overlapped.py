@@ -14,7 +14,6 @@ from torch import Tensor
 from tandem.inference.batch.packed import PackedBatch, Packing
 from tandem.inference.batch.segment import Segment
 from tandem.inference.feed import Feed, TokenInFlight
-from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
@@ -192,11 +191,15 @@ def _pack(
         first, count = last.first, last.count + 1
     else:
         first, count = at, 1
-    seen: Branches | None = branches.first(number + 1)
-    if seen is not None and seen.in_line:
-        seen = None
+    seen = branches.first(number + 1)
     packing.segments.append(
         Segment(
-            first, count, cache.start + shift, cache.length + number + 1, seen, None, cache.skipped
+            first,
+            count,
+            cache.start + shift,
+            cache.length + number + 1,
+            None if seen.in_line else seen,
+            None,
+            cache.skipped,
         )
     )
