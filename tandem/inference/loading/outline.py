@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from tandem.errors import StartupError, first_line
 from tandem.inference.fingerprint import Fingerprints, digest
+from tandem.inference.loading.shared_layers import CYCLES
 from tandem.inference.loading.weights import read_config
 
 
@@ -28,9 +29,15 @@ def read_outline(model: str) -> PreTrainedModel:
     Raises:
         StartupError: transformers does not know it.
     """
+    config = read_config(model)
+    if getattr(config, CYCLES, 1) != 1:
+        raise StartupError(
+            f"the model {model!r} uses its layers several times ({CYCLES}), which ENGINE=vllm does"
+            " not know; set ENGINE=torch"
+        )
     try:
         with torch.device("meta"):
-            outline = AutoModelForCausalLM.from_config(read_config(model), trust_remote_code=False)
+            outline = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         with suppress(OSError):  # there is none
             outline.generation_config = GenerationConfig.from_pretrained(model)
     except Exception as error:  # of any kind

@@ -57,9 +57,11 @@ def share_layers(model: PreTrainedModel) -> None:
         return
     stored: Any = model.get_submodule("model.layers")
     layers: list[nn.Module] = []
+    # What changes the configuration later means all layers.
+    shared = {id(one): one for one in (model.config, *stored.parameters())}
     for number in range(cycles * len(stored)):
         layer = stored[number % len(stored)]
-        own: Any = copy.deepcopy(layer, {id(weight): weight for weight in layer.parameters()})
+        own: Any = copy.deepcopy(layer, dict(shared))
         own.self_attn.layer_idx = number
         layers.append(own)
     model.get_submodule("model").layers = nn.ModuleList(layers)
