@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from tandem.errors import StartupError
+from tandem.inference.loading.shared_layers import CYCLES, as_stored, share_layers
 from tandem.vocabulary import difference
 from tandem.whole_files import disk_errors
 
@@ -53,9 +54,15 @@ def read_model(folder: str, dtype: torch.dtype, device: torch.device) -> PreTrai
     """
     try:
         with quiet():
+            config = as_stored(folder, AutoConfig.from_pretrained(folder, local_files_only=True))
             model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, attn_implementation="sdpa"
+                folder,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                attn_implementation="sdpa",
             )
+            share_layers(model)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise StartupError(f"cannot read the model {folder}: {_why(folder, error)}") from None
     made: PreTrainedModel = model.to(device).eval()
@@ -152,6 +159,11 @@ def read_drafter(folder: str) -> tuple[PreTrainedModel, torch.dtype]:
         StartupError: it cannot be read.
     """
     model = read_model(folder, torch.float32, torch.device("cpu"))
+    if getattr(model.config, CYCLES, 1) != 1:
+        raise StartupError(
+            f"the drafter {folder} uses its layers several times ({CYCLES}): no such drafter is"
+            " trained here"
+        )
     with quiet():
         named = AutoConfig.from_pretrained(folder, local_files_only=True).dtype
     # For training too: with dropout, a run that was cut would go on otherwise.

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
+from tandem.distillation import drafters
 from tandem.errors import StartupError
 from tandem.inference.choice.candidates import by_torch
 from tandem.inference.decoder import Decoder, DecoderOptions
@@ -122,8 +123,18 @@ def test_cycles_that_cannot_be_are_named(
 
 
 def test_an_engine_that_does_not_know_of_cycles_is_named(folder: Path) -> None:
-    with pytest.raises(StartupError, match="uses its layers several times .*ENGINE=vllm does not"):
+    with pytest.raises(StartupError, match=r"uses its layers several times .*ENGINE=vllm does not"):
         read_checkpoint(CheckpointSource(str(folder), device="meta"))
+
+
+@torch.inference_mode()
+def test_a_teacher_has_all_layers_and_a_drafter_is_refused(
+    folder: Path, rows: torch.Tensor
+) -> None:
+    teacher = drafters.read_model(str(folder), torch.float32, torch.device("cpu"))
+    assert torch.allclose(teacher(torch.tensor([TEXT])).logits[0], rows, atol=1e-5)
+    with pytest.raises(StartupError, match="no such drafter is trained here"):
+        drafters.read_drafter(str(folder))
 
 
 def test_other_kinds_share_no_layers() -> None:
