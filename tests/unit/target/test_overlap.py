@@ -39,7 +39,7 @@ from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.decoders import decoder_over
-from tests.support.laws.run_law import SEEN, TOLERANCE, OtherToken, RunLaw
+from tests.support.laws.runs.law import SEEN, TOLERANCE, OtherToken, RunLaw
 
 VOCAB_SIZE, LAYERS, CACHE = 24, 4, 1024
 PLAIN = DraftSize(0)

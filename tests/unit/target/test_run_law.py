@@ -15,7 +15,7 @@ from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
 from target_svc.round import Resumable
-from tests.support.laws.run_law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
+from tests.support.laws.runs.law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
 
 WITH_TOKEN = pytest.mark.campaign(

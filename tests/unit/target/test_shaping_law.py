@@ -23,7 +23,7 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.request.shaping import Grammar, GrammarKind, Shaping
 from tandem.speculation.tree import DraftSize
 from tandem.verification import VERIFIERS
-from tests.support.laws.run_law import LENGTH, SEEN, SIZES, RunLaw
+from tests.support.laws.runs.law import LENGTH, SEEN, SIZES, RunLaw
 from tests.support.laws.shaping import END, law_of, shaped
 from tests.support.laws.suited import tried_rules
 from tests.support.laws.tables import PROMPT, Text

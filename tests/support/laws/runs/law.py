@@ -44,10 +44,10 @@ from target_svc.overlap import Overlap
 from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import Credit, RunRound, run
-from tests.support.laws.copies import SequenceCopies
 from tests.support.laws.methods import key_of
+from tests.support.laws.runs.copies import SequenceCopies
+from tests.support.laws.runs.shared_memory import SharedMemory, warm_cache
 from tests.support.laws.shaping import said_of
-from tests.support.laws.shared_memory import SharedMemory, warm_cache
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,

@@ -1,0 +1,1 @@
+"""The law of texts that a target makes by itself."""
