@@ -23,6 +23,7 @@ from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
 from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
+from tandem.inference.passes.overlapped import ONE_PIPELINE, Pipelines, TwoPipelines
 from tandem.inference.views.overlapped import OverlappedDecoder
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
@@ -177,8 +178,16 @@ def overlap_of(settings: TargetSettings, target: Model) -> Overlap | None:
         return None
     assert isinstance(target, Decoder)  # see `check_overlap`
     exit_ = 0 if settings.overlap == _CYCLES else int(settings.overlap)
-    scorer = OverlappedDecoder(target, exit_, settings.overlap_pipelines)
-    return Overlap(scorer, scorer.groups, settings.overlap_guesses)
+    pipelines: Pipelines = ONE_PIPELINE
+    if settings.overlap_pipelines > 1:
+        if target.device.type != "cpu":
+            raise StartupError(
+                "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers are computed together on a"
+                f" CPU alone, and DEVICE is {settings.device}"
+            )
+        pipelines = TwoPipelines()
+    scorer = OverlappedDecoder(target, exit_, pipelines)
+    return Overlap(scorer, scorer.groups, scorer.exit, settings.overlap_guesses)
 
 
 def check_overlap(settings: TargetSettings) -> None:

@@ -32,13 +32,16 @@ class Overlap:
     Attributes:
         scorer: computes tokens by groups of the target's layers.
         groups: that a token goes through.
-        guesses: of the next token, at a time; several only with two groups.
+        exit: groups behind which the next token is guessed.
+        guesses: of the next token, at a time; several only where the last group alone is behind the
+            exit.
         on_token: is called with each token's round: whether the token was guessed before it was
             emitted, and so was on its way.
     """
 
     scorer: Scorer
     groups: int
+    exit: int = 1
     guesses: int = 1
     on_token: Callable[[bool], None] = _ignore
 
@@ -63,13 +66,14 @@ class Overlap:
             scored: ScoredRows = yield Score(self.scorer, flight.feed(cache))
             if flight.tokens[0].through == self.groups:
                 break
-            yield from self._guess(sequence, flight, scored, len(flight.tokens) - 1, round_)
+            if flight.tokens[-1].through >= self.exit:
+                yield from self._guess(sequence, flight, scored, len(flight.tokens) - 1, round_)
         shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
         decision = yield from decide(sequence, round_, NO_DRAFT, scored.at(0), wanted, shaped)
         rows = flight.go_on(cache, decision.next_token)
         extend(sequence, decision)
         sequence.flight = flight if rows else None
-        if rows and not decision.dead_end:
+        if rows and not decision.dead_end and flight.tokens[-1].through >= self.exit:
             yield from self._guess(sequence, flight, scored, rows[-1], round_ + 1)
         return tell(sequence, decision, wanted)
 

@@ -3,7 +3,7 @@ Hooper et al., arXiv 2310.12072)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -23,16 +23,19 @@ from tandem.inference.passes.torch_llama import LayerGroup, LlamaPass
 class Pipelines(Protocol):
     """Runs groups of layers."""
 
-    def run(self, works: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
-        """What each of them gives; they do not need each other."""
+    def run(self, works: Mapping[int, Callable[[], Tensor]]) -> list[Tensor]:
+        """What each work gives, by the number of its group; they do not need each other."""
 
 
 class OnePipeline:
     """One group behind the other."""
 
-    def run(self, works: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    def run(self, works: Mapping[int, Callable[[], Tensor]]) -> list[Tensor]:
         """See `Pipelines`."""
-        return [work() for work in works]
+        return [work() for work in works.values()]
+
+
+ONE_PIPELINE = OnePipeline()
 
 
 class TwoPipelines:
@@ -45,9 +48,9 @@ class TwoPipelines:
     def _share(self) -> None:
         torch.set_num_threads(self._threads)
 
-    def run(self, works: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
+    def run(self, works: Mapping[int, Callable[[], Tensor]]) -> list[Tensor]:
         """See `Pipelines`."""
-        first, *others = works
+        first, *others = works.values()
         if not others:
             return [first()]
         before = torch.get_num_threads()
@@ -75,11 +78,15 @@ class OverlappedPass:
     Args:
         backend: whose passes they are, with layers like Llama's.
         compute: its pass.
-        exit_: layers of the first of two groups; 0 where the groups are the cycles of a model.
-        pipelines: that run them.
+        exit_: layers behind which the next token is guessed; 0 where the groups are the cycles of a
+            model.
+        pipelines: that run the groups.
 
     Attributes:
-        groups: that a token goes through.
+        groups: that a token goes through. Where more layers are before the exit than behind it, the
+            lower ones are two: beside the upper ones a guess goes through as many, and a wrong one
+            is waited for no longer than the text's own token.
+        exit: groups behind which the next token is guessed.
     """
 
     def __init__(
@@ -88,8 +95,11 @@ class OverlappedPass:
         self._backend, self._compute, self._pipelines = backend, compute, pipelines
         layers = len(compute.blocks)
         self._folds = not exit_
-        self.groups = 2 if exit_ else compute.cycles
-        bounds = (0, exit_, layers) if exit_ else (0, layers // compute.cycles)
+        self.groups, self.exit = compute.cycles, 1
+        bounds = [0, layers // compute.cycles]
+        if exit_:
+            bounds = sorted({0, min(layers - exit_, exit_), exit_, layers})
+            self.groups, self.exit = len(bounds) - 1, len(bounds) - 2
         self._passes: list[LayerGroup] = [
             compute.group(first, last) for first, last in pairwise(bounds)
         ]
@@ -106,11 +116,10 @@ class OverlappedPass:
             for row in rows:
                 by_group[row.token.through].append(row)
             if self._folds:  # the same layers for all
-                works = [self._work(0, [row for group in by_group for row in group], feeds)]
-            else:
-                works = [self._work(i, group, feeds) for i, group in enumerate(by_group) if group]
-            found = self._pipelines.run([work for work, _ in works])
-            for states, (_, own) in zip(found, works, strict=True):
+                by_group = [[row for group in by_group for row in group]]
+            groups = {i: group for i, group in enumerate(by_group) if group}
+            works = {i: self._work(i, group, feeds) for i, group in groups.items()}
+            for states, own in zip(self._pipelines.run(works), groups.values(), strict=True):
                 for state, row in zip(states.unbind(0), own, strict=True):
                     row.token.states = state
                     row.token.through += 1
@@ -132,9 +141,9 @@ class OverlappedPass:
         return rows
 
     def _work(
-        self, group: int, rows: list[_Row], feeds: Sequence[Feed]
-    ) -> tuple[Callable[[], Tensor], list[_Row]]:
-        """What computes rows by a group, and the rows in the order of its states."""
+        self, group: int, rows: Sequence[_Row], feeds: Sequence[Feed]
+    ) -> Callable[[], Tensor]:
+        """What computes rows by a group, [T, E] in their order."""
         pool: KVPool = self._backend.pool
         if self._folds:
             assert pool.folded is not None
@@ -151,7 +160,7 @@ class OverlappedPass:
         self._compute.foresee(max(segment.reach for segment in batch.segments))
         states = self._states(rows, ids)
         compute = self._passes[group]
-        return lambda: compute(states, batch, own), rows
+        return lambda: compute(states, batch, own)
 
     def _states(self, rows: Sequence[_Row], ids: Tensor) -> Tensor:
         """[T, E] what the rows' groups read."""

@@ -9,12 +9,7 @@ from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.output import PassOutput
-from tandem.inference.passes.overlapped import (
-    OnePipeline,
-    OverlappedPass,
-    Pipelines,
-    TwoPipelines,
-)
+from tandem.inference.passes.overlapped import ONE_PIPELINE, OverlappedPass, Pipelines
 from tandem.inference.passes.torch_llama import LlamaPass
 
 
@@ -23,13 +18,14 @@ class OverlappedDecoder:
 
     Args:
         decoder: by torch.
-        exit_: layers of the first of two groups; 0 for the cycles of a model that uses its layers
-            several times.
-        pipelines: 2 computes two groups at the same time.
+        exit_: layers behind which the next token is guessed; 0 for the cycles of a model that uses
+            its layers several times.
+        pipelines: run the groups.
 
     Attributes:
         vocab_size: columns of its logits.
         groups: that a token goes through.
+        exit: groups behind which the next token is guessed.
 
     Raises:
         StartupError: its layers cannot be told apart so.
@@ -37,7 +33,7 @@ class OverlappedDecoder:
 
     chains = False
 
-    def __init__(self, decoder: Decoder, exit_: int, pipelines: int) -> None:
+    def __init__(self, decoder: Decoder, exit_: int, pipelines: Pipelines = ONE_PIPELINE) -> None:
         self._decoder, self.vocab_size = decoder, decoder.vocab_size
         self._masked = decoder.masked
         name, backend = decoder.about.name, decoder.backend
@@ -63,14 +59,8 @@ class OverlappedDecoder:
                 f"OVERLAP=cycles: {name} uses each of its {layers} layers once; name the layers of"
                 " an exit"
             )
-        if pipelines > 1 and decoder.device.type != "cpu":
-            raise StartupError(
-                "OVERLAP_PIPELINES: two groups are computed at the same time on a CPU alone, and"
-                f" {name} is on {decoder.device.type}"
-            )
-        how: Pipelines = TwoPipelines() if pipelines > 1 else OnePipeline()
-        self._pass = OverlappedPass(backend, compute, exit_, how)
-        self.groups = self._pass.groups
+        self._pass = OverlappedPass(backend, compute, exit_, pipelines)
+        self.groups, self.exit = self._pass.groups, self._pass.exit
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """See `Scorer`; each feed's tokens are in flight."""

@@ -26,7 +26,7 @@ from tandem.inference.feed import Feed
 from tandem.inference.flight import Flight
 from tandem.inference.loading.shared_layers import CYCLES, share_layers
 from tandem.inference.output import PassOutput
-from tandem.inference.passes.overlapped import TwoPipelines
+from tandem.inference.passes.overlapped import ONE_PIPELINE, Pipelines, TwoPipelines
 from tandem.inference.views.overlapped import OverlappedDecoder
 from tandem.speculation.request.log_probs import LogProbsWanted
 from tandem.speculation.request.sampling import Sampling
@@ -59,6 +59,7 @@ SIZES = {
     [
         (2, 1, "block", "plain"),
         (2, 2, "token", "plain"),
+        (3, 2, "token", "plain"),
         (3, 1, "block", "plain"),
         (2, 2, "block", "drafts between"),
         (3, 1, "token", "drafts between"),
@@ -92,7 +93,7 @@ def _not_moved(flight: Flight, cache: Any, token_id: int) -> list[int]:
 
 def _an_exit_decides(overlap: Overlap, *args: Any) -> Steps[Any]:
     """The row behind the first group is the text's."""
-    return _ROUND(replace(overlap, groups=1), *args)
+    return _ROUND(replace(overlap, groups=overlap.groups - 1), *args)
 
 
 _GO_ON, _ROUND = Flight.go_on, Overlap.round
@@ -283,11 +284,12 @@ WAYS = [
 
 
 def overlap_of(
-    decoder: Decoder, cycles: int, guesses: int, pipelines: int
+    decoder: Decoder, cycles: int, guesses: int, pipelines: int, exit_: int = 2
 ) -> tuple[Overlap, Kept, list[bool]]:
-    scorer = OverlappedDecoder(decoder, 2 if cycles == 1 else 0, pipelines)
+    how: Pipelines = ONE_PIPELINE if pipelines == 1 else TwoPipelines()
+    scorer = OverlappedDecoder(decoder, exit_ if cycles == 1 else 0, how)
     kept, found = Kept(scorer), list[bool]()
-    return Overlap(kept, scorer.groups, guesses, found.append), kept, found
+    return Overlap(kept, scorer.groups, scorer.exit, guesses, found.append), kept, found
 
 
 @pytest.mark.parametrize(("kind", "cycles", "guesses", "pipelines"), WAYS)
@@ -345,6 +347,19 @@ def test_right_guesses_save_passes(decoders: Any) -> None:
         assert kept.passes < overlap.groups * len(found)
 
 
+@pytest.mark.parametrize(("exit_", "groups", "guess"), [(1, 2, 1), (2, 2, 1), (3, 3, 2)])
+def test_lower_layers_are_two_groups_where_they_are_more_than_the_upper_ones(
+    decoders: Any, exit_: int, groups: int, guess: int
+) -> None:
+    decoder = decoders("llama", 1)
+    overlap, kept, found = overlap_of(decoder, 1, 2, 1, exit_)
+    assert (overlap.groups, overlap.exit) == (groups, guess)
+    there, here = (texts(decoder, one, samplings=SAMPLINGS[:1]) for one in (None, overlap))
+    assert emitted(here[0]) == emitted(there[0])
+    # A right guess has gone through the first group.
+    assert kept.passes == groups * len(found) - sum(found)
+
+
 def test_a_text_that_fills_its_room_has_no_guess_too_many(decoders: Any) -> None:
     decoder = decoders("llama", 1)
     overlap, *_ = overlap_of(decoder, 1, 3, 1)
@@ -400,6 +415,6 @@ def test_a_failure_of_the_other_pipeline_is_told() -> None:
 
     pipelines = TwoPipelines()
     with pytest.raises(RuntimeError, match="no memory"):
-        pipelines.run([fail, lambda: torch.zeros(1)])
-    one, other = pipelines.run([lambda: torch.ones(1), lambda: torch.zeros(1)])
+        pipelines.run({0: fail, 1: lambda: torch.zeros(1)})
+    one, other = pipelines.run({0: lambda: torch.ones(1), 1: lambda: torch.zeros(1)})
     assert (float(one), float(other)) == (1.0, 0.0)

@@ -340,7 +340,8 @@ class RunLaw:
         warm: whether the target found the prompt computed, and lets the text be found.
         exit_: whether the drafter is a part of the target, behind which the target goes on.
         groups: of layers, in which rounds without a draft overlap; 1 for whole passes.
-        guesses: of the next token, where there are two groups.
+        guesses: of the next token. Several are made before the last group, a single one behind
+            the first.
     """
 
     def __init__(
@@ -383,7 +384,8 @@ class RunLaw:
         self.guessed = {True: 0, False: 0}
         self._groups, self._overlap = groups, None
         if groups > 1:
-            self._overlap = Overlap(self._target, groups, guesses, self._count)
+            exit_group = groups - 1 if guesses > 1 else 1
+            self._overlap = Overlap(self._target, groups, exit_group, guesses, self._count)
         self.deepest = self.empty = 0
 
     def _count(self, right: bool) -> None:
