@@ -83,8 +83,10 @@ class TargetSettings(ModelSettings):
         description="guesses of the next token that go through the lower layers together, where"
         " OVERLAP names an exit",
     )
-    overlap_pipelines: Literal[1, 2] = Field(
+    overlap_pipelines: int = Field(
         1,
+        ge=1,
+        le=2,
         description="2 computes the lower and the upper layers at the same time, with half of the"
         " CPU threads each, where OVERLAP names an exit",
     )

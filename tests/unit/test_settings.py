@@ -54,6 +54,13 @@ def test_few_names_stand_before_those_for_experts() -> None:
     assert 60 < len(set(rows)) <= 90
 
 
+def test_numbers_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("OVERLAP", "3"), ("OVERLAP_GUESSES", "4"), ("OVERLAP_PIPELINES", "2")):
+        monkeypatch.setenv(f"TANDEM_TARGET_{name}", value)
+    settings = read_settings(TargetSettings)
+    assert (settings.overlap, settings.overlap_guesses, settings.overlap_pipelines) == ("3", 4, 2)
+
+
 def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_ORCHESTRATOR_TARGETS", "a:1, dns:///b:2,")
     monkeypatch.setenv("TANDEM_ORCHESTRATOR_DRAFTERS", "")
