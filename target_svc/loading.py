@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
+import torch
 
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
@@ -185,8 +186,17 @@ def overlap_of(settings: TargetSettings, target: Model) -> Overlap | None:
                 "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers are computed together on a"
                 f" CPU alone, and DEVICE is {settings.device}"
             )
-        pipelines = TwoPipelines()
-    scorer = OverlappedDecoder(target, exit_, pipelines)
+        threads = torch.get_num_threads()
+        if threads == 1:
+            raise StartupError(
+                "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers need a thread each; set"
+                " TANDEM_TARGET_THREADS to 2 or more"
+            )
+        pipelines = TwoPipelines(threads)
+    try:
+        scorer = OverlappedDecoder(target, exit_, settings.overlap_guesses, pipelines)
+    except StartupError as error:
+        raise StartupError(f"TANDEM_TARGET_OVERLAP={settings.overlap}: {error}") from error
     return Overlap(scorer, scorer.groups, scorer.exit, settings.overlap_guesses)
 
 

@@ -21,7 +21,7 @@ from tandem.speculation.request.log_probs import LogProbsWanted
 from target_svc.round import TargetSequence, cache_of, decide, extend, tell, verify
 
 
-def _ignore(guessed: bool) -> None:
+def _ignore(right: bool) -> None:
     """Count nothing."""
 
 
@@ -33,17 +33,17 @@ class Overlap:
         scorer: computes tokens by groups of the target's layers.
         groups: that a token goes through.
         exit: groups behind which the next token is guessed.
-        guesses: of the next token, at a time; several only where the last group alone is behind the
-            exit.
-        on_token: is called with each token's round: whether the token was guessed before it was
-            emitted, and so was on its way.
+        guesses: of the next token, at a time. Several only where one group is left behind the exit,
+            so that no further token is guessed before one of them is chosen.
+        on_guess: is called where the next token of a text was guessed: whether it was among the
+            guesses.
     """
 
     scorer: Scorer
     groups: int
     exit: int = 1
     guesses: int = 1
-    on_token: Callable[[bool], None] = _ignore
+    on_guess: Callable[[bool], None] = _ignore
 
     def round(
         self, sequence: TargetSequence, round_: int, wanted: FeedbackWanted | None = None
@@ -61,24 +61,40 @@ class Overlap:
         cache, flight = cache_of(sequence), sequence.flight
         if flight is None:
             flight = sequence.flight = Flight.of(sequence.last_token)
-        self.on_token(flight.tokens[0].through > 0)
+        flight.last = None
         while True:
-            scored: ScoredRows = yield Score(self.scorer, flight.feed(cache))
+            scored: ScoredRows = yield Score(self.scorer, flight.feed(cache, self.exit))
             if flight.tokens[0].through == self.groups:
                 break
             if flight.tokens[-1].through >= self.exit:
-                yield from self._guess(sequence, flight, scored, len(flight.tokens) - 1, round_)
+                last = scored.at(len(flight.tokens) - 1)
+                yield from self._guess(sequence, flight, last, round_)
         shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
         decision = yield from decide(sequence, round_, NO_DRAFT, scored.at(0), wanted, shaped)
+        guessed = len(flight.tokens) > 1
         rows = flight.go_on(cache, decision.next_token)
+        if guessed:
+            self.on_guess(bool(rows))
         extend(sequence, decision)
         sequence.flight = flight if rows else None
-        if rows and not decision.dead_end and flight.tokens[-1].through >= self.exit:
-            yield from self._guess(sequence, flight, scored, rows[-1], round_ + 1)
+        if rows and flight.tokens[-1].through >= self.exit:
+            flight.last = scored.at(rows[-1])
         return tell(sequence, decision, wanted)
 
+    def look_ahead(self, sequence: TargetSequence, round_: int) -> Steps[None]:
+        """Guess behind a round that is told, for the coming one, where its row is at hand.
+
+        Args:
+            sequence: behind the round, in the same step.
+            round_: the coming one.
+        """
+        flight = sequence.flight
+        if flight is not None and flight.last is not None:
+            yield from self._guess(sequence, flight, flight.last, round_)
+            flight.last = None
+
     def _guess(
-        self, sequence: TargetSequence, flight: Flight, scored: ScoredRows, row: int, round_: int
+        self, sequence: TargetSequence, flight: Flight, scored: ScoredRows, round_: int
     ) -> Steps[None]:
         """Guess what follows the flight's last token: what its round's own number draws from the
         row behind the layers so far, then the likeliest others.
@@ -86,8 +102,7 @@ class Overlap:
         Args:
             sequence: the text.
             flight: its tokens, in a line.
-            scored: rows of the pass.
-            row: that of the last token.
+            scored: the row of the last token.
             round_: of the first token.
         """
         request, ahead = sequence.request, [one.token_id for one in flight.tokens[1:]]
@@ -103,7 +118,7 @@ class Overlap:
             decided: DeviceVerdict = yield Decide(
                 rule=request.rule,
                 draft=NO_DRAFT,
-                scored=scored.at(row),
+                scored=scored,
                 sampling=request.sampling,
                 carry=sequence.carry,
                 numbers=sequence.numbers,
@@ -119,7 +134,7 @@ class Overlap:
         guesses = [drawn.next_token]
         if room > 1:
             wanted = LogProbsWanted(top=room)
-            (told,) = yield ReadLogProbs(scored.at(row), [0], guesses, wanted)
+            (told,) = yield ReadLogProbs(scored, [0], guesses, wanted)
             guesses += [token for token, _ in told.top if token != drawn.next_token]
         flight.guess(guesses[:room])
 

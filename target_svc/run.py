@@ -98,6 +98,8 @@ def run(
         ended = ended or not request.end_token_ids.isdisjoint(decision.emitted)
         last = ended or not credit.left
         yield Report(RunRound(round_, draft_times, decision, sequence.length, last, ended))
+        if overlap is not None and not size.gamma and not ended:
+            yield from overlap.look_ahead(sequence, round_ + 1)
 
 
 def _fitting(sequence: TargetSequence, gamma: int) -> int:

@@ -73,7 +73,7 @@ class LoadedTarget(LoadedService):
             counters[right].value += 1
 
         if self.overlap is not None:
-            self.overlap.on_token = count
+            self.overlap.on_guess = count
 
     def described_drafts(self) -> target_pb2.TargetDrafts | None:
         """What the handshake says of its drafts, now; None where it makes none."""

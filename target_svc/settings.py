@@ -74,7 +74,8 @@ class TargetSettings(ModelSettings):
         description="layers that overlap in rounds without a draft: while a token goes through the"
         " upper layers, guesses of the next one go through the lower ones, and a right guess goes"
         " on from there. A number is that of the lower layers, whose exit guesses; `cycles` is for"
-        " a model that uses its layers several times. No text changes. Empty for none",
+        " a model that uses its layers several times. With the same seed, texts in float32 stay"
+        " the same. Empty for none",
     )
     overlap_guesses: int = Field(
         1,

@@ -93,20 +93,21 @@ class Counted:
     """Counts what rounds of a text take.
 
     Attributes:
-        right: rounds whose token was guessed.
-        rounds: all but the first of each text, which has no guess.
+        right: rounds whose next token was among the guesses.
+        guessed: rounds in which it was guessed.
+        rounds: all but the first of each text, which begins without a guess.
         passes: of these.
         seconds: of these.
     """
 
     def __init__(self) -> None:
-        self.right = self.rounds = self.passes = 0
+        self.right = self.guessed = self.rounds = self.passes = 0
         self.seconds = 0.0
 
     @property
     def rate(self) -> float:
         """Of right guesses."""
-        return self.right / self.rounds
+        return self.right / self.guessed
 
 
 @torch.inference_mode()
@@ -120,11 +121,11 @@ def played(
 ) -> Counted:
     """Texts, one at a time."""
     counted = Counted()
-    scorer = OverlappedDecoder(decoder, exit_, pipelines)
+    scorer = OverlappedDecoder(decoder, exit_, guesses, pipelines)
 
     def count(right: bool) -> None:
         counted.right += right
-        counted.rounds += 1
+        counted.guessed += 1
 
     overlap = Overlap(scorer, scorer.groups, scorer.exit, guesses, count)
     for seed in range(texts):
@@ -135,7 +136,7 @@ def played(
         sequence.caches = [decoder.reserve(request.end + guesses)]
         _finish(Job(sequence, open_(decoder, sequence, 0)))
         _finish(Job(sequence, _rounds(decoder, sequence, overlap, 1)))
-        counted.rounds -= 1
+        counted.rounds += NEW_TOKENS - 1
         before, since = decoder.forward_passes, time.perf_counter()
         _finish(Job(sequence, _rounds(decoder, sequence, overlap, NEW_TOKENS - 1)))
         counted.seconds += time.perf_counter() - since

@@ -136,8 +136,8 @@ class Feed:
             order in which they were fed since the trunk last grew, in this feed or before.
         resumed: what is computed of the first tokens, not of all; None for nothing.
         choice: looks at the text's keys; None where nothing does.
-        flight: the tokens, where each goes through one group of layers alone; all rows are wanted.
-            None where they go through all layers.
+        flight: the tokens, where each goes through one group of layers alone; rows are those of the
+            first ones. None where they go through all layers.
     """
 
     cache: SequenceCache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.inference.feed import Feed, TokenInFlight
 
@@ -27,30 +27,32 @@ class Flight:
     Attributes:
         tokens: of the rows, in their order; the first one is emitted.
         parents: the row that each hangs at, from 1; 0 for the first one.
+        last: the last token's row of the pass before, as the engine answered; None where it is not
+            at hand.
     """
 
     tokens: list[TokenInFlight]
     parents: list[int] = field(default_factory=lambda: [0])
+    last: Any = None
 
     @classmethod
     def of(cls, last_token: int) -> Flight:
         """That of a text whose last token is about to be computed."""
         return cls([TokenInFlight(last_token)])
 
-    def feed(self, cache: SequenceCache) -> Feed:
-        """Each token through its next group, with its row behind that."""
+    def feed(self, cache: SequenceCache, exit_: int) -> Feed:
+        """Each token through its next group. Rows are wanted behind `exit_` groups and more: those
+        of the first tokens, since the later ones have gone through no more groups."""
         token_ids = [one.token_id for one in self.tokens]
-        return Feed(cache, token_ids, len(token_ids), self.parents, flight=self.tokens)
+        rows = sum(one.through + 1 >= exit_ for one in self.tokens)
+        return Feed(cache, token_ids, rows, self.parents, flight=self.tokens)
 
     def guess(self, token_ids: Sequence[int]) -> None:
-        """Add guesses of the token behind the last one."""
+        """Add guesses of the token behind the last one; the tokens so far are in a line."""
         behind = len(self.tokens)
+        assert self.parents == list(range(behind))
         self.tokens += map(TokenInFlight, token_ids)
         self.parents += [behind] * len(token_ids)
-
-    def drop(self, left: int) -> None:
-        """Leave the first tokens alone, so many; those that are dropped were not fed."""
-        del self.tokens[left:], self.parents[left:]
 
     def go_on(self, cache: SequenceCache, token_id: int) -> list[int]:
         """The first token is computed whole, and another one was emitted behind it.

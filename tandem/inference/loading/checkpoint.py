@@ -17,7 +17,7 @@ from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeight
 from tandem.inference.loading.outline import fingerprints_of_files, read_outline
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
 from tandem.inference.loading.shared_layers import share_layers
-from tandem.inference.loading.weights import read_model, read_tokenizer
+from tandem.inference.loading.weights import read_model, read_tokenizer, sharing_weights
 from tandem.vocabulary import ids_without_token
 
 
@@ -76,7 +76,9 @@ def read_checkpoint(source: CheckpointSource) -> LoadedCheckpoint:
     tokenizer = read_tokenizer(source.model)
     served = MadeFor()
     if source.extra_embeddings:
-        served = MadeFor(fingerprints(model, "").weights, adapter_fingerprint(source.adapter))
+        whole = sharing_weights(model)  # adapters name the layers as they are stored
+        share_layers(whole)
+        served = MadeFor(fingerprints(whole, "").weights, adapter_fingerprint(source.adapter))
     if source.adapter:
         model = merge_adapter(model, source.adapter)
     if not outline:

@@ -50,7 +50,7 @@ def in_one_call(model: PreTrainedModel, plain_calls: Backend, plain: Plain) -> B
             "torch",
             model.dtype,
             plain_calls.compute,
-            KVPool(max(4 * length, max(_TOGETHER) * max(_ROWS))),
+            KVPool(max(4 * length, max(_TOGETHER) * max(_ROWS)), plain_calls.pool.cycles),
             model.device,
             plain_calls.vocab_size,
             of_layers=plain_calls.of_layers,

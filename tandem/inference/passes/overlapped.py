@@ -4,7 +4,7 @@ Hooper et al., arXiv 2310.12072)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -39,29 +39,31 @@ ONE_PIPELINE = OnePipeline()
 
 
 class TwoPipelines:
-    """Two groups at the same time, by half of the threads each. On a CPU."""
+    """Two groups at the same time, by half of the threads each. On a CPU.
 
-    def __init__(self) -> None:
-        self._threads = max(torch.get_num_threads() // 2, 1)
-        self._other = ThreadPoolExecutor(1, "tandem-lower-layers", self._share)
+    Args:
+        threads: of the process, at least 2.
+    """
 
-    def _share(self) -> None:
-        torch.set_num_threads(self._threads)
+    def __init__(self, threads: int) -> None:
+        # Each keeps its number of threads, which takes long to change.
+        lower = threads // 2
+        self._workers = [_worker(lower), _worker(threads - lower)]
 
     def run(self, works: Mapping[int, Callable[[], Tensor]]) -> list[Tensor]:
-        """See `Pipelines`."""
-        first, *others = works.values()
-        if not others:
-            return [first()]
-        before = torch.get_num_threads()
-        beside = self._other.submit(torch.inference_mode()(first))
-        try:
-            torch.set_num_threads(self._threads)
-            found = [work() for work in others]
-        finally:
-            torch.set_num_threads(before)
-            first_found = beside.result()
-        return [first_found, *found]
+        """See `Pipelines`. The first group is computed beside the others."""
+        if len(works) == 1:
+            return [work() for work in works.values()]
+        begun = [
+            self._workers[min(place, 1)].submit(torch.inference_mode()(work))
+            for place, work in enumerate(works.values())
+        ]
+        wait(begun)  # also where one fails: no other pass may begin before
+        return [one.result() for one in begun]
+
+
+def _worker(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "tandem-layers", lambda: torch.set_num_threads(threads))
 
 
 class _Row(NamedTuple):
@@ -83,9 +85,10 @@ class OverlappedPass:
         pipelines: that run the groups.
 
     Attributes:
-        groups: that a token goes through. Where more layers are before the exit than behind it, the
-            lower ones are two: beside the upper ones a guess goes through as many, and a wrong one
-            is waited for no longer than the text's own token.
+        groups: that a token goes through. Where there are more layers before the exit than behind
+            it, the layers before it are two groups, of which the first has as many layers as are
+            behind the exit: a guess goes through that one while its text's token goes through the
+            last, and neither waits for the other.
         exit: groups behind which the next token is guessed.
     """
 
@@ -93,6 +96,9 @@ class OverlappedPass:
         self, backend: Backend, compute: LlamaPass, exit_: int, pipelines: Pipelines
     ) -> None:
         self._backend, self._compute, self._pipelines = backend, compute, pipelines
+        self._no_rows = torch.empty(
+            0, backend.vocab_size, dtype=backend.dtype, device=backend.device
+        )
         layers = len(compute.blocks)
         self._folds = not exit_
         self.groups, self.exit = compute.cycles, 1
@@ -105,7 +111,7 @@ class OverlappedPass:
         ]
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """Each token of the feeds goes through its next group; the rows of all, in order.
+        """Each token of the feeds goes through its next group; the rows that are wanted, in order.
 
         Raises:
             ValueError: a feed does not fit its extent.
@@ -123,8 +129,10 @@ class OverlappedPass:
                 for state, row in zip(states.unbind(0), own, strict=True):
                     row.token.states = state
                     row.token.through += 1
-            behind = torch.stack([row.token.states for row in rows if row.token.states is not None])
-            return PassOutput(self._compute.logits(behind))
+            wanted = [row.token.states for row in rows if row.number < feeds[row.feed].rows]
+            if not wanted:
+                return PassOutput(self._no_rows)
+            return PassOutput(self._compute.logits(torch.stack(wanted)))  # type: ignore[arg-type]
 
     @staticmethod
     def _begun(feeds: Sequence[Feed]) -> list[_Row]:

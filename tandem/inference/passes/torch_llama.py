@@ -375,9 +375,7 @@ def _turn(heads: Tensor, rotation: Tensor) -> Tensor:
 
 def _weights_of(layer: Any) -> Hashable:
     """Equal for layers with the same weights."""
-    attention, mlp = layer.self_attn, layer.mlp
-    own = attention and attention.q_proj.weight, mlp and mlp.down_proj.weight
-    return tuple(map(id, own))
+    return tuple((name, id(weight)) for name, weight in layer.named_parameters())
 
 
 def _projections(layer: Any) -> Iterator[nn.Module]:

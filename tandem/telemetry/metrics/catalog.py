@@ -305,8 +305,8 @@ OVERLAP_ROUNDS = Metric(
     "tandem.overlap.rounds",
     MetricKind.COUNTER,
     "{round}",
-    "Rounds without a draft of a target whose layers overlap, by whether the token that they began"
-    " with had been guessed: then it was on its way",
+    "Rounds without a draft of a target whose layers overlap, in which the next token was guessed:"
+    " by whether the token that was drawn is among the guesses",
     ("role", "guess"),
     roles=(TARGET,),
 )

@@ -85,12 +85,12 @@ async def test_texts_are_those_of_whole_passes_and_follow_the_law(
     def count(right: bool) -> None:
         found[right] += 1
 
-    overlap.on_token = count
+    overlap.on_guess = count
     counts = await counts_at(addresses[1], Case("block", 0, "dense"), range(TEXTS))
     assert chi_square_p_value(counts, target_law(_whole(model, tmp_path))) > SMALLEST_P
     other = save_random_llama(tmp_path / "other", 9)
     assert chi_square_p_value(counts, target_law(other)) < SMALLEST_P, "any law would pass"
-    assert min(found.values()) > TEXTS
+    assert min(found.values()) > TEXTS // 6
     async with AsyncExitStack() as stack:
         stubs = [
             orchestrator_pb2_grpc.OrchestratorServiceStub(await connect(stack, address))
@@ -126,7 +126,7 @@ def _whole(model: Path, tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
-async def test_another_reader_misses_the_shared_weights(model: Path) -> None:
-    if model.name.startswith("cycles"):
-        _, report = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
-        assert any("layers.3" in name for name in report["missing_keys"])
+def test_another_reader_misses_the_shared_weights(tmp_path: Path) -> None:
+    save_shared_llama(tmp_path, 6, LAYERS, LAYERS)
+    _, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert any("layers.3" in name for name in report["missing_keys"])

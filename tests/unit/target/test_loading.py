@@ -98,12 +98,16 @@ def test_a_part_of_the_target_that_cannot_draft_is_refused(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"overlap": "4"}, "OVERLAP=4: deep0 has 4 layers, and some have to be left behind"),
-        ({"overlap": "cycles"}, "OVERLAP=cycles: deep0 uses each of its 4 layers once"),
+        ({"overlap": "4"}, "TANDEM_TARGET_OVERLAP=4: deep0 has 4 layers, and some have to be"),
+        ({"overlap": "cycles"}, "OVERLAP=cycles: deep0 uses each of its 4 layers once; give"),
         ({"overlap": "2", "engine": "openvino"}, "ENGINE=openvino computes whole passes alone"),
         ({"overlap": "2", "engine": "vllm"}, "ENGINE=vllm computes whole passes alone"),
         ({"overlap_guesses": 2}, "TANDEM_TARGET_OVERLAP_GUESSES: only with the number of an exit"),
         ({"overlap": "cycles", "overlap_pipelines": 2}, "TANDEM_TARGET_OVERLAP_PIPELINES: only"),
+        (
+            {"overlap": "2", "overlap_pipelines": 2, "threads": 1},
+            "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers need a thread each",
+        ),
     ],
 )
 def test_layers_that_cannot_overlap_are_named(

@@ -117,7 +117,8 @@ class RunAnswering(Answering):
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Score):
             self._at_exit = [False] * ask.feed.rows
-            self._scored = self._feed(ask.feed)[-ask.feed.rows :]
+            seen, rows = self._feed(ask.feed), ask.feed.rows
+            self._scored = seen[-rows:] if ask.feed.flight is None else seen[:rows]
             return _Scored(None, 0, ask.feed.rows, of=self)  # type: ignore[arg-type]
         if isinstance(ask, Decide):
             return self._decided(ask)

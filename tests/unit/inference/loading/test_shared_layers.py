@@ -16,6 +16,7 @@ from tandem.inference.choice.candidates import by_torch
 from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.feed import Feed
 from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
+from tandem.inference.loading.extra_embeddings import MadeFor, write_extra_embeddings
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.loading.shared_layers import CYCLES, as_stored
 from tandem.inference.passes.torch_llama import LlamaPass
@@ -120,6 +121,14 @@ def test_cycles_that_cannot_be_are_named(
     with pytest.raises(StartupError, match=sentence) as caught:
         read_checkpoint(CheckpointSource(str(tmp_path)))
     assert CYCLES in str(caught.value)
+
+
+def test_extra_embeddings_are_made_for_all_layers(folder: Path, tmp_path: Path) -> None:
+    weights = read_checkpoint(CheckpointSource(str(folder))).about.weights_fingerprint
+    rows = torch.zeros(2, 16)
+    write_extra_embeddings(tmp_path, rows, MadeFor(weights))
+    found = read_checkpoint(CheckpointSource(str(folder), extra_embeddings=str(tmp_path)))
+    assert found.about.probe_tokens == len(rows)
 
 
 def test_an_engine_that_does_not_know_of_cycles_is_named(folder: Path) -> None:
