@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-import torch
 
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
@@ -24,7 +23,7 @@ from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
 from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
-from tandem.inference.passes.overlapped import ONE_PIPELINE, Pipelines, TwoPipelines
+from tandem.inference.passes.overlapped import ONE_PIPELINE, Pipelines, two_pipelines
 from tandem.inference.views.overlapped import OverlappedDecoder
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
@@ -186,13 +185,7 @@ def overlap_of(settings: TargetSettings, target: Model) -> Overlap | None:
                 "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers are computed together on a"
                 f" CPU alone, and DEVICE is {settings.device}"
             )
-        threads = torch.get_num_threads()
-        if threads == 1:
-            raise StartupError(
-                "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers need a thread each; set"
-                " TANDEM_TARGET_THREADS to 2 or more"
-            )
-        pipelines = TwoPipelines(threads)
+        pipelines = two_pipelines()
     try:
         scorer = OverlappedDecoder(target, exit_, settings.overlap_guesses, pipelines)
     except StartupError as error:

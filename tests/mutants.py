@@ -300,8 +300,8 @@ MUTANTS = (
     Mutant(
         "target: the rounds of a run share their numbers",
         "target_svc/run.py",
-        "verify(scorer, sequence, round_, NO_DRAFT, wanted)",
-        "verify(scorer, sequence, 1, NO_DRAFT, wanted)",
+        "plain_round(scorer, sequence, round_, wanted, overlap)",
+        "plain_round(scorer, sequence, 1, wanted, overlap)",
         ("tests/service/streams/test_runs.py",),
     ),
     Mutant(

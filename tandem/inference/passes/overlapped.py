@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch, Packing
 from tandem.inference.batch.segment import Segment
 from tandem.inference.feed import Feed, TokenInFlight
@@ -60,6 +61,20 @@ class TwoPipelines:
         ]
         wait(begun)  # also where one fails: no other pass may begin before
         return [one.result() for one in begun]
+
+
+def two_pipelines() -> TwoPipelines:
+    """With the threads of this process.
+
+    Raises:
+        StartupError: it has one.
+    """
+    threads = torch.get_num_threads()
+    if threads < 2:
+        raise StartupError(
+            "OVERLAP_PIPELINES: two groups of layers need a thread each; set THREADS to 2 or more"
+        )
+    return TwoPipelines(threads)
 
 
 def _worker(threads: int) -> ThreadPoolExecutor:

@@ -106,7 +106,7 @@ def test_a_part_of_the_target_that_cannot_draft_is_refused(
         ({"overlap": "cycles", "overlap_pipelines": 2}, "TANDEM_TARGET_OVERLAP_PIPELINES: only"),
         (
             {"overlap": "2", "overlap_pipelines": 2, "threads": 1},
-            "TANDEM_TARGET_OVERLAP_PIPELINES: two groups of layers need a thread each",
+            "OVERLAP_PIPELINES: two groups of layers need a thread each; set THREADS to 2",
         ),
     ],
 )
