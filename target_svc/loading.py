@@ -190,6 +190,13 @@ def overlap_of(settings: TargetSettings, target: Model) -> Overlap | None:
         scorer = OverlappedDecoder(target, exit_, settings.overlap_guesses, pipelines)
     except StartupError as error:
         raise StartupError(f"TANDEM_TARGET_OVERLAP={settings.overlap}: {error}") from error
+    _log.info(
+        "layers overlap in rounds without a draft",
+        groups=scorer.groups,
+        exit_behind=scorer.exit,
+        guesses=settings.overlap_guesses,
+        pipelines=settings.overlap_pipelines,
+    )
     return Overlap(scorer, scorer.groups, scorer.exit, settings.overlap_guesses)
 
 

@@ -18,9 +18,8 @@ from transformers import (
 )
 
 from tandem.drafting.decoders.model import ModelRecipe
-from tandem.engine.asks import Steps, Take, Truncation
+from tandem.engine.asks import Steps, Truncation
 from tandem.engine.job import Job
-from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
@@ -46,6 +45,7 @@ from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.decoders import decoder_over
+from tests.support.jobs import play
 from tests.support.laws.runs.law import SEEN, TOLERANCE, OtherToken, RunLaw
 
 VOCAB_SIZE, LAYERS, CACHE, ROUNDS = 24, 4, 1024, 40
@@ -215,7 +215,7 @@ def texts(
         room = len(prompt) + new
         sequence.caches = [decoder.reserve(room, held=held) for _ in range(1 + bool(drafted))]
         jobs.append(Job(sequence, _rounds(decoder, sequence, own, overlap, drafted, rounds)))
-    _play(jobs)
+    play(jobs)
     for job in jobs:
         for cache in job.sequence.caches:
             decoder.release(cache)
@@ -236,18 +236,6 @@ def _rounds(
     for number in range(1, rounds + 1):
         credit.grant(1, DraftSize(2) if number in drafted else PLAIN)
     yield from run(scorer, sequence, credit, own, overlap)
-
-
-def _play(jobs: Sequence[Job[Any]]) -> None:
-    stepper = Stepper(torch.device("cpu"))
-    for job in jobs:
-        job.done = type("Waiter", (), {"cancelled": lambda _: False})()
-        job.resume()
-    while pending := [job for job in jobs if not job.over]:
-        for job in pending:
-            if isinstance(job.ask, Take):
-                job.chunk = job.ask.left
-        stepper.step(pending)
 
 
 def emitted(rounds: Sequence[RunRound]) -> list[int]:
@@ -337,7 +325,7 @@ def _first(decoder: Decoder, prompt: Sequence[int]) -> list[int]:
     sequence.caches = [decoder.reserve(len(prompt) + 1)]
     job: Job[Any] = Job(sequence, open_(decoder, sequence, 0))
     with torch.inference_mode():
-        _play([job])
+        play([job])
     decoder.release(sequence.caches[0])
     return [sequence.last_token]
 

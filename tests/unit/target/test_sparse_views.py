@@ -29,7 +29,8 @@ from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence
 from target_svc.run import RunRound
 from tests.support.decoders import decoder_over
-from tests.unit.target.test_views import _play, _rounds
+from tests.support.jobs import play
+from tests.unit.target.test_views import _rounds
 
 VOCAB_SIZE, WINDOW = 24, 8
 SHAPE: dict[str, Any] = {
@@ -82,7 +83,7 @@ def texts(
         sequence.caches = [target.reserve(prompt + 410), view.reserve(prompt + 410)]
         steps = _rounds(target, sequence, own, DraftSize(4), plain, rounds)
         jobs.append(Job(sequence, steps))
-    _play(jobs)
+    play(jobs)
     for job in jobs:
         assert job.error is None, job.error
         for model, cache in zip((target, view), job.sequence.caches, strict=True):

@@ -16,9 +16,8 @@ from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.decoders.tree import TreeRecipe
 from tandem.drafting.drafter import OF_TARGET, Recipe
 from tandem.drafting.methods import METHODS
-from tandem.engine.asks import Steps, Take, Truncation
+from tandem.engine.asks import Steps, Truncation
 from tandem.engine.job import Job
-from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed, Resumed
 from tandem.inference.kv.extents import SequenceCache
@@ -35,6 +34,7 @@ from target_svc.own_drafting import OwnDrafting
 from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.decoders import decoder_over
+from tests.support.jobs import play
 
 VOCAB_SIZE, LAYERS, EXIT = 24, 4, 2
 SAMPLINGS = (
@@ -142,7 +142,7 @@ def texts(
         sequence.caches = [one.reserve(250, size.nodes) for one in (target, drafting)]
         jobs.append(Job(sequence, _rounds(scorers[0], sequence, own, size, plain)))
     for batch in [jobs] if together else [[job] for job in jobs]:
-        _play(batch)
+        play(batch)
     for job in jobs:
         for model, cache in zip((target, drafting), job.sequence.caches, strict=True):
             model.release(cache)
@@ -163,19 +163,6 @@ def _rounds(
     for number in range(1, rounds + 1):
         credit.grant(1, DraftSize(0) if number in plain else size)
     yield from run(scorer, sequence, credit, own)
-
-
-@torch.inference_mode()
-def _play(jobs: Sequence[Job[Any]]) -> None:
-    stepper = Stepper(torch.device("cpu"))
-    for job in jobs:
-        job.done = type("Waiter", (), {"cancelled": lambda _: False})()
-        job.resume()
-    while pending := [job for job in jobs if not job.over]:
-        for job in pending:
-            if isinstance(job.ask, Take):
-                job.chunk = job.ask.left
-        stepper.step(pending)
 
 
 def told(rounds: Sequence[RunRound]) -> list[tuple[Any, ...]]:
