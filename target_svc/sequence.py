@@ -224,6 +224,8 @@ class VerifiedSequence(
         else:
             steps = plain_round(self._scorer, sequence, request.round, wanted, self._overlap)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
+        if sequence.flight is not None:
+            sequence.flight.last = None  # of a pass that is over: it would be held
         self._ended = decision.dead_end
         answer = self._verdict(request.round, sequence.length, decision, times)
         return StepReply(

@@ -94,13 +94,13 @@ class OverlappedDecoder:
         if cache is None or length < _LENGTH:
             return  # nothing of that length is served
         try:
-            whole = decoder.forward([Feed(cache, text, length)]).logits.float()
+            whole = decoder.forward([Feed(cache, text, length)]).logits[:-1].float()
             cache.rollback(0)
-            rows = self._rows_of(text, cache, guesses)
+            rows = torch.stack(self._rows_of(text, cache, guesses))
         finally:
             decoder.release(cache)
-        size = float(whole.abs().max())
-        differs = float((torch.stack(rows) - whole[: len(rows)]).abs().max()) / size
+        known = whole.isfinite()  # ids that are never drawn are not
+        differs = float((rows - whole)[known].abs().max() / whole[known].abs().max())
         if not differs <= _TOLERANCE.get(decoder.dtype, _ROUGH):
             raise StartupError(
                 f"the rows of {decoder.about.name} by groups of layers differ by {differs:.2g} of"

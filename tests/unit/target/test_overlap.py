@@ -441,6 +441,18 @@ def test_rows_that_differ_are_refused(decoders: Any, monkeypatch: pytest.MonkeyP
         OverlappedDecoder(decoders("llama", 1), 2)
 
 
+def test_ids_that_are_never_drawn_are_none_here_either(
+    decoders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoders("llama", 1)
+    monkeypatch.setattr(decoder, "about", replace(decoder.about, masked_ids=[3, 9]))
+    monkeypatch.setattr(decoder, "_masked", decoder.masked)
+    overlap, *_ = overlap_of(decoder, 1, 2, 1)
+    there, here = (texts(decoder, one) for one in (None, overlap))
+    assert [emitted(text) for text in here] == [emitted(text) for text in there]
+    assert not {3, 9} & {token for text in here for token in emitted(text)}
+
+
 def test_one_guess_alone_where_no_branches_are_taken(
     decoders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
