@@ -105,6 +105,7 @@ def test_a_trainer_learns_and_ends_with_its_drafter(
     "A state on disk that is whole whenever its processes are killed",
     "tests/unit/online/test_state.py, test_a_trainer_learns_and_ends_with_its_drafter",
 )
+@pytest.mark.timeout(3600)
 def test_kills_at_any_moment_break_nothing(near_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Of trainer and drafter in turn, under texts, some before an update and some behind."""
     folder, numbers = tmp_path / "state", random.Random(1)
