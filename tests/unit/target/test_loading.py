@@ -98,8 +98,11 @@ def test_a_part_of_the_target_that_cannot_draft_is_refused(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"overlap": "4"}, "TANDEM_TARGET_OVERLAP=4: deep0 has 4 layers, and some have to be"),
-        ({"overlap": "cycles"}, "OVERLAP=cycles: deep0 uses each of its 4 layers once; give"),
+        ({"overlap": "4"}, " has 4 layers, and some have to be left behind the exit"),
+        (
+            {"overlap": "cycles"},
+            " uses each of its 4 layers once; give the number of an exit's layers",
+        ),
         ({"overlap": "2", "engine": "openvino"}, "ENGINE=openvino computes whole passes alone"),
         ({"overlap": "2", "engine": "vllm"}, "ENGINE=vllm computes whole passes alone"),
         ({"overlap_guesses": 2}, "TANDEM_TARGET_OVERLAP_GUESSES: only with the number of an exit"),
@@ -116,6 +119,7 @@ def test_layers_that_cannot_overlap_are_named(
     with pytest.raises(StartupError) as caught:
         loaded(deep_target, **settings)
     assert sentence in str(caught.value)
+    assert "OVERLAP" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
