@@ -20,7 +20,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,8 @@ def _rounds(scorer: Any, sequence: TargetSequence, overlap: Overlap, count: int)
 
 def _finish(job: Job[Any]) -> None:
     stepper = Stepper(torch.device("cpu"))
-    job.done = asyncio.new_event_loop().create_future()
+    with closing(asyncio.new_event_loop()) as loop:
+        job.done = loop.create_future()  # that nobody cancels
     job.resume()
     while not job.over:
         if isinstance(job.ask, Take):

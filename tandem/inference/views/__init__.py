@@ -1,1 +1,2 @@
-"""Models that draft with the weights and keys of others: parts, and few keys of long texts."""
+"""Scorers with the weights of a model that serves: parts of it and few keys of long texts, which
+draft for it, and layers that overlap."""

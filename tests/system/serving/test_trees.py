@@ -109,7 +109,9 @@ def test_greedy_texts_and_counts(recipe: str, tmp_path: Path) -> None:
     settings["drafter"]["LOOKAHEAD_CANDIDATES"] = "4"  # of four tokens each
     if is_head(recipe):
         if not (ROOT / "models" / recipe).is_dir():
-            pytest.skip(f"there is no embedded head: python -m models.zoo.{recipe} all trains it")
+            pytest.skip(
+                f"there is no embedded head: python -m models.zoo.heads.{recipe} all trains it"
+            )
         settings = Pair(recipe=recipe).settings()
     with trio(tmp_path, drafter=settings["drafter"], target=settings["target"]) as services:
         with grpc.insecure_channel(services.orchestrator.address) as channel:
