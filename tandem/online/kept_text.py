@@ -32,6 +32,7 @@ class KeptText:
         ids: [m, TOP] uint32, the likeliest tokens.
         weights: [m, TOP] uint16, theirs relative to the likeliest; 0 where a row has fewer.
         rejected: [m] bool, where a drafted token was not kept.
+        masses: [m] uint16, of the rows, see `Row`; 0 where it is not known.
     """
 
     token_ids: npt.NDArray[np.uint32]
@@ -39,6 +40,7 @@ class KeptText:
     ids: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.uint16]
     rejected: npt.NDArray[np.bool_]
+    masses: npt.NDArray[np.uint16]
 
 
 def wish_of(wanted: FeedbackWanted, method: str) -> FeedbackWanted:
@@ -85,7 +87,8 @@ class HeardText:
             for number, row in enumerate(rows):
                 last = rejected and number == len(rows) - 1
                 if last or len(self._rows) < _MOST_ROWS:
-                    own = Row(row.ids.copy(), row.weights.copy())  # not the whole message
+                    # Not the whole message.
+                    own = Row(row.ids.copy(), row.weights.copy(), row.mass)
                     self._rows.append((first + number, own, last))
         if len(self._rows) >= 2 * _MOST_ROWS:
             self._rows = self._chosen()
@@ -112,6 +115,7 @@ class HeardText:
             ids,
             weights,
             np.array([rejected for _, _, rejected in rows], np.bool_),
+            np.array([row.mass for _, row, _ in rows], np.uint16),
         )
 
 
@@ -122,7 +126,7 @@ def packed(texts: Sequence[KeptText]) -> dict[str, npt.NDArray[Any]]:
         "rows": np.array([len(each.places) for each in texts], np.int32),
         **{
             name: np.concatenate([getattr(each, name) for each in texts])
-            for name in ("token_ids", "places", "ids", "weights")
+            for name in ("token_ids", "places", "ids", "weights", "masses")
         },
         "rejected": np.concatenate([each.rejected for each in texts]).astype(np.uint8),
     }
@@ -139,6 +143,8 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]]) -> list[KeptText]:
         np.split(arrays["token_ids"], tokens),
         *(np.split(arrays[name], rows) for name in ("places", "ids", "weights")),
         np.split(arrays["rejected"].astype(np.bool_), rows),
+        # Files of an earlier version have none.
+        np.split(arrays.get("masses", np.zeros(len(arrays["places"]), np.uint16)), rows),
     ]
     return [KeptText(*each) for each in zip(*parts, strict=True)]
 

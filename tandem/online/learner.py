@@ -20,6 +20,7 @@ from tandem.distillation.divergences import TargetRows, loss, tvd
 from tandem.distillation.held_out import rows_at_once
 from tandem.distillation.trainer import Training, optimisers
 from tandem.online.kept_text import KeptText
+from tandem.speculation.feedback import WHOLE_MASS
 from tandem.whole_files import writing
 
 # Tokens of a window that is learnt from, and texts of a step: of the traffic, and of home.
@@ -46,13 +47,15 @@ class Windows:
     Attributes:
         tokens: [rows, time + 1] int64, zero behind a text's end.
         at: [m, 2] of int64: row and place of each of the target's rows.
-        said: [m, TOP] the target's rows.
+        said: [m, TOP] the target's rows; where their mass is not known, as if it were 1.
+        known: [m] bool, where it is.
         following: [m] int64, the token that came.
     """
 
     tokens: Tensor
     at: Tensor
     said: TargetRows
+    known: Tensor
     following: Tensor
 
     @property
@@ -77,7 +80,7 @@ def windows_of(
         generator: chooses.
     """
     tokens = np.zeros((len(texts), length + 1), np.int64)
-    at, ids, weights, following = [], [], [], []
+    at, ids, weights, masses, following = [], [], [], [], []
     for number, text in enumerate(texts):
         end = len(text.token_ids)
         about = int(generator.choice(text.places))
@@ -91,14 +94,19 @@ def windows_of(
         told = text.weights[inside] > 0
         ids.append(np.where(told, text.ids[inside].astype(np.int64), _NO_TOKEN))
         weights.append(text.weights[inside])
+        masses.append(text.masses[inside])
         following.append(text.token_ids[places + 1])
     shares = torch.from_numpy(np.concatenate(weights).astype(np.float32))
-    said = (shares / shares.sum(1, keepdim=True)).log().clamp(min=_UNTOLD)
+    mass = torch.from_numpy(np.concatenate(masses).astype(np.float32)) / WHOLE_MASS
+    known = mass > 0
+    shares *= torch.where(known, mass, 1)[:, None] / shares.sum(1, keepdim=True)
+    said = shares.log().clamp(min=_UNTOLD)
     rows = TargetRows(said, torch.from_numpy(np.concatenate(ids)))
     return Windows(
         torch.from_numpy(tokens),
         torch.from_numpy(np.concatenate(at)),
         rows,
+        known,
         torch.from_numpy(np.concatenate(following).astype(np.int64)),
     )
 
@@ -208,15 +216,18 @@ class Learner:
 
     @torch.no_grad()
     def _with_rest(self, windows: Windows) -> TargetRows:
-        """The target's rows, which leave to all other tokens what the checkpoint's weights leave to
-        them: rows do not say how much that is, and with nothing there a drafter would learn to be
-        too sure of the tokens that they tell."""
+        """The target's rows. Those of a target that does not say their mass leave to all other
+        tokens what the checkpoint's weights leave to them: with nothing there a drafter would learn
+        to be too sure of the tokens that they tell."""
         said = windows.said
+        if windows.known.all():
+            return said
         assert said.ids is not None
         own = self._rows(self._first, windows).log_softmax(-1)
         unknown = said.ids >= own.shape[-1]
         told = own.gather(-1, said.ids.masked_fill(unknown, 0)).exp()
         share = told.masked_fill(unknown, 0).sum(-1, keepdim=True).clamp(_LEAST_TOLD, 1)
+        share = torch.where(windows.known[:, None], 1, share)
         return TargetRows(said.log_probs + share.log(), said.ids)
 
     def measured(self, texts: Sequence[KeptText], *, served: bool = False) -> Measured:

@@ -12,8 +12,10 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.speculation.feedback import (
+    MASS_BYTES,
     MOST_LAYERS,
     MOST_PREDICTED,
+    WHOLE_MASS,
     Feedback,
     FeedbackGiven,
     FeedbackWanted,
@@ -189,13 +191,15 @@ def feedback_to(told: Feedback, wanted: FeedbackWanted) -> common_pb2.Feedback:
             sent.sizes.extend(len(row.ids) for row in rows)
             sent.ids = b"".join(row.ids.astype("<u4").tobytes() for row in rows)
             sent.weights = b"".join(row.weights.astype("<u2").tobytes() for row in rows)
+            message.masses.extend(row.mass for row in rows)
     return message
 
 
 def bytes_of(told: common_pb2.Feedback) -> int:
     """Size of the states and predictions, without what is around them."""
     rows = told.predictions
-    return len(told.hidden) + len(rows.ids) + len(rows.weights) + 4 * len(told.predicted_ids)
+    single = 4 * len(told.predicted_ids) + MASS_BYTES * len(told.masses)
+    return len(told.hidden) + len(rows.ids) + len(rows.weights) + single
 
 
 class Listener(NamedTuple):
@@ -273,7 +277,8 @@ def _predicted_from(
     """Predictions; None where none are asked for, or of use."""
     top, (last_round, last_place) = listener.wanted.top, listener.last_draft
     if not top:
-        if message.places or message.predicted_ids or message.HasField("predictions"):
+        predicted = message.predicted_ids or message.masses or message.HasField("predictions")
+        if message.places or predicted:
             raise InvalidRequest(f"{name}.places must be empty: none are asked for")
         return None
     if not message.round == last_round == listener.round - 1:
@@ -294,6 +299,8 @@ def _ids_from(message: common_pb2.Feedback, name: str) -> list[Row]:
     """The likeliest token of each place."""
     if len(message.predicted_ids) != len(message.places) or message.HasField("predictions"):
         raise InvalidRequest(f"{name}.predicted_ids must have one for each place")
+    if message.masses:
+        raise InvalidRequest(f"{name}.masses must be empty: one token of each place is asked for")
     return [Row(np.array([token_id], np.uint32), _ONE) for token_id in message.predicted_ids]
 
 
@@ -316,4 +323,7 @@ def _rows_from(message: common_pb2.Feedback, top: int, name: str) -> list[Row]:
         raise InvalidRequest(f"{name}.predictions.weights holds a weight of 0")
     if any(len(np.unique(row)) < len(row) for row in ids):
         raise InvalidRequest(f"{name}.predictions.ids holds a token id twice in a row")
-    return [Row(*row) for row in zip(ids, np.split(weights, ends), strict=True)]
+    masses = list(message.masses) or [0] * count
+    if len(masses) != count or not all(1 <= mass <= WHOLE_MASS for mass in message.masses):
+        raise InvalidRequest(f"{name}.masses must have 1..{WHOLE_MASS} for each place, or none")
+    return [Row(*row) for row in zip(ids, np.split(weights, ends), masses, strict=True)]

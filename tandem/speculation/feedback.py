@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 # Likeliest tokens at a place.
 MOST_PREDICTED = 256
+# The whole mass of a distribution, and bytes of a row's mass as it is sent.
+WHOLE_MASS, MASS_BYTES = 65535, 3
 # Most layers whose states a target gives. Published heads read fewer, and the states of four at one
 # position are as large as the logits of a small model.
 MOST_LAYERS = 4
@@ -88,7 +90,7 @@ class FeedbackWanted:
     @property
     def predicted_bytes(self) -> int:
         """Of the predictions of a place, as they are sent."""
-        return 4 if self.top == 1 else 6 * self.top
+        return 4 if self.top == 1 else 6 * self.top + MASS_BYTES
 
     def has_states_of(self, other: FeedbackWanted) -> bool:
         """Whether its states do for another wish of the same target."""
@@ -115,10 +117,12 @@ class Row(NamedTuple):
     Attributes:
         ids: [K] uint32.
         weights: [K] uint16, none of them 0.
+        mass: probability of these tokens together, of `WHOLE_MASS`; 0 where it is not known.
     """
 
     ids: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.uint16]
+    mass: int = 0
 
 
 Predicted = Mapping[int, Row]

@@ -600,6 +600,7 @@ class Feedback(google.protobuf.message.Message):
     PREDICTIONS_FIELD_NUMBER: builtins.int
     PREDICTED_IDS_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
+    MASSES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round whose pass computed them; that of the prefill is first_round of `open`."""
     positions: builtins.int
@@ -629,6 +630,12 @@ class Feedback(google.protobuf.message.Message):
     def predicted_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """predicted_ids has the likeliest token at each place, with a top of 1."""
 
+    @property
+    def masses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """masses has, for each row of predictions, the probability of its tokens together, in 65,535ths:
+        1..65535. Empty: it is not known, from a target of an earlier version.
+        """
+
     def __init__(
         self,
         *,
@@ -639,9 +646,10 @@ class Feedback(google.protobuf.message.Message):
         predictions: Global___Rows | None = ...,
         predicted_ids: collections.abc.Iterable[builtins.int] | None = ...,
         first: builtins.int = ...,
+        masses: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["predictions", b"predictions"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first", b"first", "hidden", b"hidden", "places", b"places", "positions", b"positions", "predicted_ids", b"predicted_ids", "predictions", b"predictions", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "hidden", b"hidden", "masses", b"masses", "places", b"places", "positions", b"positions", "predicted_ids", b"predicted_ids", "predictions", b"predictions", "round", b"round"]) -> None: ...
 
 Global___Feedback: typing_extensions.TypeAlias = Feedback
 

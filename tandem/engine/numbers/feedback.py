@@ -15,9 +15,8 @@ from torch import Tensor
 
 from tandem.engine.answers import Decision, DeviceFeedback, DeviceVerdict
 from tandem.engine.asks import Decide
-from tandem.speculation.categorical import MAX_WEIGHT
 from tandem.speculation.draft import Draft
-from tandem.speculation.feedback import Feedback, FeedbackWanted, HiddenDtype, Row
+from tandem.speculation.feedback import WHOLE_MASS, Feedback, FeedbackWanted, HiddenDtype, Row
 
 # numpy has no bfloat16.
 _AS_SENT = {
@@ -107,13 +106,15 @@ def _probes(ask: Decide) -> int:
 
 
 def _likeliest(logits: Tensor, top: int) -> Sequence[Tensor]:
-    """[R, K] likeliest tokens of logits [R, V], and their weights if there may be several."""
+    """[R, K] likeliest tokens of logits [R, V]; if there may be several, [R, K + 1] their weights,
+    and the mass that they have together, of `WHOLE_MASS`."""
     if top == 1:
         return (logits.max(-1, keepdim=True).indices.int(),)
     values, ids = logits.topk(min(top, logits.shape[1]))
-    shares = (values - values[:, :1]).exp()
+    mass = logits.softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
+    shares = torch.cat([(values - values[:, :1]).exp(), mass], -1)
     # A row that is not finite gets no weight; its verdict says so, or it is a probe's.
-    return ids.int(), shares.nan_to_num(0.0).mul(MAX_WEIGHT).round().int()
+    return ids.int(), shares.nan_to_num(0.0).mul(WHOLE_MASS).round().int()
 
 
 def predicted(
@@ -131,7 +132,8 @@ def predicted(
         place: where the round ended.
         ids: [R, K] likeliest tokens of the pass, from the draft's first row on; the rows of its
             probes are behind those of its places.
-        weights: [R, K] theirs, 0 where they are too unlikely; None with one token a row.
+        weights: [R, K + 1] theirs, 0 where they are too unlikely, and the row's mass; None with one
+            token a row.
     """
     count, probes = len(draft), len(draft.probes)
     row_of = list(draft.row_of_places())
@@ -154,9 +156,10 @@ def _finite(
         if weights is None:
             yield place, Row(own, _ONE)
             continue
-        heavy = weights[row_of[place]].astype(np.uint16)
+        told = weights[row_of[place]]
+        heavy, mass = told[:-1].astype(np.uint16), min(max(int(told[-1]), 1), WHOLE_MASS)
         if (kept := heavy > 0).any():
-            yield place, Row(own[kept], heavy[kept])
+            yield place, Row(own[kept], heavy[kept], mass)
 
 
 def on_host(

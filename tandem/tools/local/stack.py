@@ -151,8 +151,10 @@ class Stack:
         Raises:
             Failure: a service has ended.
         """
+        ended = self._processes[name]
+        ended.kill()  # its pipes are closed
         host = self._settings_of(name)["LISTEN"].rpartition(":")[0]
-        self._launch(name, f"{host}:{self._processes[name].port}")
+        self._launch(name, f"{host}:{ended.port}")
         self._wait(Event(), lambda: self._is_ready(name))
 
     def _settings_of(self, name: str) -> dict[str, str]:

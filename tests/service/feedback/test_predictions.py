@@ -84,8 +84,11 @@ async def test_a_target_tells_what_it_predicts(target: Any, random_pair: Any) ->
     model = AutoModelForCausalLM.from_pretrained(random_pair[1]).eval()
     for place, way in ((0, []), (1, [0]), (2, [0, 1]), (3, [4]), (5, [4, 3])):
         with torch.inference_mode():
-            row = model(torch.tensor([[*text, *way]])).logits[0, -1]
+            row = model(torch.tensor([[*text, *way]])).logits[0, -1].softmax(-1)
         assert ids[place].tolist() == row.topk(2).indices.tolist()
+        assert told.masses[place] / 65535 == pytest.approx(
+            float(row.topk(2).values.sum()), abs=1e-4
+        )
     # What the next round is told is of its own draft.
     later = verify_step(round=2, position=verdict.position, feedback=True)
     assert list((await call.ask(later)).verdict.feedback.places) == [0, 1, 2]
@@ -101,6 +104,7 @@ async def test_ids_alone_come_with_a_top_of_one(target: Any) -> None:
     assert list(told.places) == [*range(verdict.place + 1), *behind]
     assert len(told.predicted_ids) == len(told.places)
     assert not told.HasField("predictions")
+    assert not told.masses
     call.cancel()
 
 
@@ -191,6 +195,15 @@ def told(**changes: Any) -> drafter_pb2.SequenceRequest:
         ("masks", told(places=[0], predictions=rows(0)), "sizes must have 1..64"),
         ("masks", told(places=[0], predictions=rows(2, ids=b"1234")), "another size"),
         ("masks", told(places=[0], predictions=rows(2, weights=bytes(4))), "a weight of 0"),
+        (
+            "masks",
+            told(places=[0], predictions=rows(2), masses=[1, 2]),
+            "masses must have 1..65535",
+        ),
+        ("masks", told(places=[0], predictions=rows(2), masses=[0]), "masses must have 1..65535"),
+        ("masks", told(places=[0], predictions=rows(2), masses=[65536]), "must have 1..65535"),
+        ("jacobi", told(places=[0], predicted_ids=[1], masses=[1]), "masses must be empty"),
+        ("lookup", told(masses=[1]), "draft.feedback must be empty"),
     ],
     indirect=["drafter"],
 )

@@ -75,6 +75,13 @@ OF_ONLINE = (
         (_HEARD,),
     ),
     Mutant(
+        "online: a row is taken to have all of the probability",
+        "tandem/online/learner.py",
+        "shares *= torch.where(known, mass, 1)[:, None] / shares.sum(1, keepdim=True)",
+        "shares *= 1 / shares.sum(1, keepdim=True)",
+        (_TRAINED,),
+    ),
+    Mutant(
         "online: texts that are held out are learnt from",
         "tandem/online/training.py",
         "[0 if is_held_out(each) else 1 + each.rejected.sum() for each in texts]",

@@ -9,8 +9,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,12 +20,15 @@ from safetensors.numpy import load_file
 
 from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.models.tiny import noisy
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.waiting import wait_until
 
 # Two dozen of them are held out.
 _TEXTS = 192
-_KILLS = 200
+_KILLS, _WRITERS = 200, 3
+# Changes of weights behind which a drafter has little left to gain.
+_UPDATES = 2
 
 
 @contextmanager
@@ -101,43 +106,75 @@ def test_a_trainer_learns_and_ends_with_its_drafter(
     readable(folder)
 
 
+@pytest.fixture(scope="module")
+def pair(random_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A drafter that has much to gain."""
+    folder = tmp_path_factory.mktemp("further")
+    noisy(random_pair[1], 0.7, 1).save_pretrained(folder)
+    return folder, random_pair[1]
+
+
+def anew(services: Trio) -> int:
+    """Forget what was learnt, so that there is something to gain; the version from then on."""
+    address = services.stack.further_addresses("ADMIN_LISTEN")["drafter"]
+
+    def forgotten() -> int:
+        with grpc.insecure_channel(address) as channel, suppress(grpc.RpcError):
+            stub = learning_pb2_grpc.LearningServiceStub(channel)
+            reply = stub.ResetLearning(learning_pb2.ResetLearningRequest(), timeout=30)
+            return int(reply.weights_version)
+        return 0  # it still chooses what computes its passes
+
+    return int(wait_until(forgotten))
+
+
 @pytest.mark.campaign(
     "A state on disk that is whole whenever its processes are killed",
     "tests/unit/online/test_state.py, test_a_trainer_learns_and_ends_with_its_drafter",
 )
-@pytest.mark.timeout(3600)
-def test_kills_at_any_moment_break_nothing(near_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """Of trainer and drafter in turn, under texts, some before an update and some behind."""
+@pytest.mark.timeout(5400)
+def test_kills_at_any_moment_break_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of trainer and drafter in turn, under texts: half of them while new weights are written,
+    taken, or just served, the others at any moment."""
     folder, numbers = tmp_path / "state", random.Random(1)
-    with learning(tmp_path, near_pair) as services:
-        stopping, seeds = threading.Event(), iter(range(1 << 30))
+    stopping, seeds = threading.Event(), iter(range(1 << 30))
+    with learning(tmp_path, pair) as services:
 
         def write() -> None:
             while not stopping.is_set():
                 assert text(services, next(seeds)).summary.new_tokens == 40
 
-        writing = threading.Thread(target=write)
-        writing.start()
-        before = 0
-        try:
-            for kill in range(_KILLS):
-                (pid,) = wait_until(lambda: trainers(folder))
-                time.sleep(numbers.uniform(0, 6))
-                assert writing.is_alive(), "a text failed"
-                if kill % 2:
-                    os.kill(services.drafter.id, signal.SIGKILL)
-                    wait_until(lambda: services.drafter.exit_code is not None)
-                    version = readable(folder)
-                    wait_until(gone(pid))
-                    services.stack.restart("drafter")
-                else:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                    version = readable(folder)
-                assert version >= before
-                before = version
-        finally:
-            stopping.set()
-            writing.join()
+        def offered(than: int) -> Callable[[], bool]:
+            return lambda: any((folder / "offers").glob("*")) or readable(folder) > than
+
+        before, updates, begun = 0, 0, 0
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            writing = [pool.submit(write) for _ in range(_WRITERS)]
+            try:
+                for kill in range(_KILLS):
+                    (pid,) = wait_until(lambda: trainers(folder))
+                    if kill % 4 < 2:
+                        wait_until(offered(before))
+                        time.sleep(numbers.uniform(0, 0.1))
+                    else:
+                        time.sleep(numbers.uniform(0, 6))
+                    assert not any(each.done() for each in writing), "a text failed"
+                    if kill % 2:
+                        os.kill(services.drafter.id, signal.SIGKILL)
+                        wait_until(lambda: services.drafter.exit_code is not None)
+                        version = readable(folder)
+                        wait_until(gone(pid))
+                        services.stack.restart("drafter")
+                    else:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                        version = readable(folder)
+                    assert version >= before
+                    updates += version - before
+                    before = version
+                    if before >= begun + _UPDATES:
+                        before = begun = anew(services)
+            finally:
+                stopping.set()
         assert text(services, 0).summary.new_tokens == 40
-        assert before > 0, "nothing was learnt, and so nothing was tried"
+    assert updates >= _KILLS // 8, "few weights changed, and so little was tried"

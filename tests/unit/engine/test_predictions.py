@@ -47,3 +47,6 @@ def test_each_text_has_those_of_its_own_rows(top: int) -> None:
             shares = (expected.values - expected.values[:, :1]).exp() * 65535
             kept = [row.weights.tolist() for row in rows.values()]
             assert kept == shares.round().int().tolist()
+            every = own.logits[own.first : own.first + own.count].softmax(-1)
+            masses = every.gather(-1, expected.indices).sum(-1) * 65535
+            assert [row.mass for row in rows.values()] == masses.round().int().tolist()

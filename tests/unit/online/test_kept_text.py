@@ -11,7 +11,7 @@ from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted, R
 
 
 def row(*ids: int) -> Row:
-    return Row(np.array(ids, np.uint32), np.arange(len(ids), 0, -1).astype(np.uint16))
+    return Row(np.array(ids, np.uint32), np.arange(len(ids), 0, -1).astype(np.uint16), sum(ids))
 
 
 def told(round_: int, *rows: Row) -> list[Feedback]:
@@ -39,6 +39,7 @@ def test_each_row_stands_behind_the_token_that_it_follows() -> None:
     assert kept.ids[2, :4].tolist() == [3, 4, 5, 0]
     assert kept.weights[2, :4].tolist() == [3, 2, 1, 0]
     assert kept.rejected.tolist() == [False, False, True, False, False]
+    assert kept.masses.tolist() == [10, 2, 12, 4, 5]
 
 
 def test_what_does_not_fit_its_tokens_is_not_kept() -> None:
@@ -70,14 +71,22 @@ def test_texts_are_the_same_behind_a_file() -> None:
             assert np.array_equal(getattr(before, name), getattr(after, name)), name
 
 
+def test_files_of_an_earlier_version_do_not_know_the_mass_of_rows() -> None:
+    one = heard_text(([1, 2], told(1, row(1), row(2, 7)), 4))
+    assert one is not None
+    arrays = packed([one, one])
+    del arrays["masses"]
+    assert [each.masses.tolist() for each in unpacked(arrays)] == [[0, 0], [0, 0]]
+
+
 def test_one_text_of_eight_is_held_out() -> None:
     texts = [
-        KeptText(np.array([number], np.uint32), *[np.zeros(0)] * 4)  # type: ignore[arg-type]
+        KeptText(np.array([number], np.uint32), *[np.zeros(0)] * 5)  # type: ignore[arg-type]
         for number in range(4000)
     ]
     assert 400 < sum(map(is_held_out, texts)) < 600
     long = [np.full(64 + more, 7, np.uint32) for more in (0, 1, 500)]
-    sides = {is_held_out(KeptText(ids, *[np.zeros(0)] * 4)) for ids in long}  # type: ignore[arg-type]
+    sides = {is_held_out(KeptText(ids, *[np.zeros(0)] * 5)) for ids in long}  # type: ignore[arg-type]
     assert len(sides) == 1, "a later turn of the same chat"
 
 

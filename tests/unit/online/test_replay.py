@@ -19,6 +19,7 @@ def text(number: int, tokens: int = 10) -> KeptText:
         np.zeros((1, TOP), np.uint32),
         np.ones((1, TOP), np.uint16),
         np.array([True]),
+        np.array([60000], np.uint16),
     )
 
 

@@ -29,7 +29,9 @@ VOCAB_SIZE = 64
 _PROMPT, _TOKENS = 4, 28
 
 
-def texts_of(writer: Any, count: int, seed: int, teller: Any = None) -> list[KeptText]:
+def texts_of(
+    writer: Any, count: int, seed: int, teller: Any = None, mass: int = 0
+) -> list[KeptText]:
     """Texts that a target writes, with its rows; or with those of another model."""
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     generator = torch.Generator().manual_seed(seed)
@@ -50,6 +52,7 @@ def texts_of(writer: Any, count: int, seed: int, teller: Any = None) -> list[Kep
             ids_[places].astype(np.uint32),
             weights_[places].astype(np.uint16),
             np.arange(len(places)) % 3 == one % 3,
+            np.full(len(places), mass, np.uint16),
         )
         for one, (ids_, weights_) in enumerate(rows)
     ]
@@ -269,6 +272,28 @@ def test_ids_that_the_drafter_does_not_have_are_read_as_it_reads_them(
     assert np.isfinite(trainer.learner.measured(texts).unsaid).all()
 
 
+def test_a_row_leaves_to_other_tokens_what_its_mass_does_not_have(
+    trainer: Trainer, drafter: Any, target: Any
+) -> None:
+    """Of a target that does not say it, what the checkpoint leaves to them."""
+    few = 3
+    for mass in (0, 50000):
+        texts = [
+            replace(text, weights=np.where(np.arange(TOP) < few, text.weights, 0).astype(np.uint16))
+            for text in texts_of(target, 4, 1, mass=mass)
+        ]
+        windows = windows_of(texts, VOCAB_SIZE, 32, np.random.default_rng(0))
+        said = trainer.learner._with_rest(windows)
+        expected = torch.full((len(windows.at),), mass / 65535)
+        if not mass:
+            with torch.no_grad():
+                own = drafter(input_ids=windows.tokens[:, :-1], use_cache=False).logits.softmax(-1)
+            assert said.ids is not None
+            rows, places = windows.at.T
+            expected = own[rows, places].gather(-1, said.ids[:, :few]).sum(-1).clamp(min=0.1)
+        assert torch.allclose(said.log_probs.exp()[:, :few].sum(-1), expected, atol=1e-5)
+
+
 def test_a_window_has_the_rows_of_its_own_places() -> None:
     """Of a text that is longer than a window; a row says the token behind its place."""
     count = 3 * LENGTH
@@ -278,7 +303,8 @@ def test_a_window_has_the_rows_of_its_own_places() -> None:
     ids[:, 0] = tokens[places + 1]
     weights = np.zeros((len(places), TOP), np.uint16)
     weights[:, 0] = 9
-    text = KeptText(tokens, places, ids, weights, np.zeros(len(places), np.bool_))
+    nothing = np.zeros(len(places), np.uint16)
+    text = KeptText(tokens, places, ids, weights, nothing.astype(np.bool_), nothing)
     windows = windows_of([text] * 20, 1000, LENGTH, np.random.default_rng(1))
     assert windows.tokens.shape == (20, LENGTH + 1)
     rows, at = windows.at.T

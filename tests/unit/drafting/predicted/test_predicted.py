@@ -125,7 +125,7 @@ def test_masks_hang_at_each_place_and_are_drawn_from_where_the_round_ended() -> 
     ask = next(steps)
     assert isinstance(ask, DrawFrom)
     assert [own.ids.tolist() for own in ask.rows] == [[3, 4], [5]]
-    drawn = Draft([4, 5], [2, 0], *row)
+    drawn = Draft([4, 5], [2, 0], row.ids, row.weights)
     with pytest.raises(StopIteration) as ended:
         steps.send(drawn)
     draft = ended.value.value
