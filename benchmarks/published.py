@@ -191,12 +191,10 @@ class Tandem:
         self._cache.cleanup()
 
 
-def measured(dtype: str, engines: list[str], turns: int, tokens: int) -> Iterator[Way]:
-    """Each engine beside transformers, in turn."""
+def chats() -> list[list[int]]:
+    """Token ids of questions, as the model's template has them."""
     tokenizer = AutoTokenizer.from_pretrained(published.FOLDER)
-    words = tokenizer((ROOT / "LICENSE").read_text()).input_ids
-    prompts = {count: words[:count] for count in _PROMPTS}
-    chats = [
+    return [
         list(
             tokenizer.apply_chat_template(
                 [{"role": "user", "content": question}], add_generation_prompt=True
@@ -204,13 +202,21 @@ def measured(dtype: str, engines: list[str], turns: int, tokens: int) -> Iterato
         )
         for question in _QUESTIONS
     ]
+
+
+def measured(dtype: str, engines: list[str], turns: int, tokens: int) -> Iterator[Way]:
+    """Each engine beside transformers, in turn."""
+    tokenizer = AutoTokenizer.from_pretrained(published.FOLDER)
+    words = tokenizer((ROOT / "LICENSE").read_text()).input_ids
+    prompts = {count: words[:count] for count in _PROMPTS}
+    asked_for = chats()
     sides: list[Any] = [Transformers(dtype)]
     try:
         for engine in engines:
             sides.append(Tandem(dtype, engine))
         for turn in range(turns):
             for side in sides:
-                side.turn(prompts, chats[turn % len(chats)], tokens)
+                side.turn(prompts, asked_for[turn % len(asked_for)], tokens)
     finally:
         for side in sides[1:]:
             side.close()

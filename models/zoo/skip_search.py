@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models import corpus
+from tandem.distillation.texts import read_records
 from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.description import describe
 from tandem.inference.feed import Feed
@@ -252,12 +253,19 @@ def told(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     return {**sets, "gain": round(trial.value or 0.0, 4), **trial.user_attrs}
 
 
-def prompts_for(model: str) -> list[list[int]]:
-    """Beginnings of texts that the embedded pair was trained on."""
+def prompts_for(model: str, file: str, count: int) -> list[list[int]]:
+    """Beginnings of texts that the embedded pair was trained on; or, of a file for `tandem distill`,
+    the ends of its prompts."""
     tokenizer = read_tokenizer(model)
+    if file:
+        records = read_records(Path(file), tokenizer)
+        return [
+            each.token_ids[: each.prompt or None][-PROMPT_TOKENS:].tolist()
+            for each in records[:count]
+        ]
     texts = [text for name, text in corpus.sources() if not corpus.held_out(name)]
     found = []
-    for text in texts[:: len(texts) // PROMPTS][:PROMPTS]:
+    for text in texts[:: len(texts) // count][:count]:
         ids = tokenizer(text[:2000], add_special_tokens=False)["input_ids"]
         found.append(ids[:PROMPT_TOKENS])
     return found
@@ -274,6 +282,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompts", default="", help="a file as `tandem distill` takes it")
+    parser.add_argument("--texts", type=int, default=PROMPTS, help="of a trial")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -287,7 +297,7 @@ def main() -> None:
         direction="maximize",
         load_if_exists=True,
     )
-    decoding = Decoding(model, prompts_for(options.model))
+    decoding = Decoding(model, prompts_for(options.model, options.prompts, options.texts))
     scratch = options.journal.with_suffix(".part.json")
     search(decoding, study, options.trials, options.minutes, scratch)
     trials = [told(trial) for trial in complete(study)]

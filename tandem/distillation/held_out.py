@@ -168,21 +168,21 @@ class HeldOut:
         q = drafter(input_ids=drafted, use_cache=False, logits_to_keep=GAMMA + 1).logits
         q = q[:, :GAMMA, : self._vocabulary].float().cpu()
         drafted = drafted.cpu()
-        told = self._teacher.rows(drafted)
-        p = told.log_probs[:, -GAMMA:].cpu()
+        told = self._teacher.rows(drafted, GAMMA).to(torch.device("cpu"))
+        p = told.log_probs
         tokens = drafted[:, -GAMMA:, None]
         if generator is not None:
             if told.ids is None:
                 likely = p.gather(-1, tokens)[..., 0]
             else:
-                hit = told.ids[:, -GAMMA:].cpu() == tokens
+                hit = told.ids == tokens
                 likely = torch.where(hit, p, -torch.inf).amax(-1)
             own = q.log_softmax(-1).gather(-1, tokens)[..., 0]
             accepted = (likely - own).exp().clamp(max=1)
         else:
             best = p[..., : self._vocabulary].argmax(-1)
             if told.ids is not None:
-                best = told.ids[:, -GAMMA:].cpu().gather(-1, best[..., None])[..., 0]
+                best = told.ids.gather(-1, best[..., None])[..., 0]
             accepted = (best == tokens[..., 0]).float()
         expected: Tensor = 1 + accepted.cumprod(1).sum(1)
         return expected

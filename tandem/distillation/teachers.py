@@ -87,14 +87,15 @@ class Teacher(ABC):
     tells_little = False
 
     @abstractmethod
-    def rows(self, tokens: Tensor) -> TargetRows:
+    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
         """What it says behind each token but the last.
 
         Args:
             tokens: [rows, time + 1] of int64.
+            last: of how many places, the last ones; 0 for all.
 
         Returns:
-            Rows [rows, time, k].
+            Rows [rows, time or last, k].
         """
 
     @abstractmethod
@@ -120,9 +121,10 @@ class LocalTeacher(Teacher):
         self._model, self._device = model, device
 
     @torch.no_grad()
-    def rows(self, tokens: Tensor) -> TargetRows:
+    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
         """See `Teacher`."""
-        found = self._model(input_ids=tokens[:, :-1].to(self._device), use_cache=False).logits
+        known = tokens[:, :-1].to(self._device)
+        found = self._model(input_ids=known, use_cache=False, logits_to_keep=last).logits
         return TargetRows(found.float().log_softmax(-1))
 
     def continued(
@@ -182,7 +184,7 @@ class ServedTeacher(Teacher):
         self._top = min(_MOST_TOP, self.vocabulary - 1)
         self._longest = about.max_length
 
-    def rows(self, tokens: Tensor) -> TargetRows:
+    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
         """See `Teacher`.
 
         Raises:
@@ -196,7 +198,7 @@ class ServedTeacher(Teacher):
             | {"prompt_log_probs": True, "ignore_eos": True}
             for row in tokens
         )
-        rows = [_tops(text.prompt[1:]) for text in told]
+        rows = [_tops(text.prompt[1:][-last:]) for text in told]
         return TargetRows(*(torch.stack(each) for each in zip(*rows, strict=True)))
 
     def continued(
