@@ -254,8 +254,8 @@ def told(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 
 def prompts_for(model: str, file: str, count: int) -> list[list[int]]:
-    """Beginnings of texts that the embedded pair was trained on; or, of a file for `tandem distill`,
-    the ends of its prompts."""
+    """Beginnings of texts that the embedded pair was trained on; or the ends of the prompts of a
+    file, as `tandem distill` takes it."""
     tokenizer = read_tokenizer(model)
     if file:
         records = read_records(Path(file), tokenizer)
