@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tandem.distillation.divergences import TargetRows, tvd
 from tandem.distillation.plan import Distillation
-from tandem.distillation.teachers import Teacher, continue_rows
+from tandem.distillation.teachers import KnownTexts, Teacher, continue_rows
 from tandem.distillation.texts import Record, beginnings, pieces
 from tandem.distillation.training_texts import Batch, counted, seed_of
 from tandem.whole_files import writing
@@ -140,20 +140,25 @@ class HeldOut:
         length = batch.tokens.shape[1] - 1
         emitted = torch.zeros(len(batch.tokens))
         rounds = torch.zeros(len(batch.tokens))
+        known = [KnownTexts() for _ in torch.split(batch.tokens, self._at_once)]
         for number in range(_DRAFTS):
             size = 1 + (number + 1) * (length - GAMMA - 1) // (_DRAFTS + 1)
             counted_here = batch.counts[:, size - 1]
             generator = torch.Generator().manual_seed(seed_of(self._seed, _DRAWS, number))
             parts = [
-                self._drafted(drafter, before, generator if temperature else None)
-                for before in torch.split(batch.tokens[:, :size], self._at_once)
+                self._drafted(drafter, before, generator if temperature else None, own)
+                for before, own in zip(
+                    torch.split(batch.tokens[:, :size], self._at_once), known, strict=True
+                )
             ]
             found = torch.cat(parts)
             emitted += torch.where(counted_here, found, 0.0)
             rounds += counted_here
         return [float(a / b) for a, b in zip(emitted, rounds, strict=True) if b]
 
-    def _drafted(self, drafter: Any, before: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _drafted(
+        self, drafter: Any, before: Tensor, generator: torch.Generator | None, known: KnownTexts
+    ) -> Tensor:
         """Expected tokens [rows] of a round behind texts [rows, size]; None drafts greedily."""
         rows, size = before.shape
         device = drafter.device
@@ -168,7 +173,7 @@ class HeldOut:
         q = drafter(input_ids=drafted, use_cache=False, logits_to_keep=GAMMA + 1).logits
         q = q[:, :GAMMA, : self._vocabulary].float().cpu()
         drafted = drafted.cpu()
-        told = self._teacher.rows(drafted, GAMMA).to(torch.device("cpu"))
+        told = self._teacher.rows(drafted, GAMMA, known).to(torch.device("cpu"))
         p = told.log_probs
         tokens = drafted[:, -GAMMA:, None]
         if generator is not None:

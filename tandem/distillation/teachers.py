@@ -8,10 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from tandem.client.blocking import Client
 from tandem.client.errors import CallFailed, Lost, TimedOut
@@ -73,6 +75,38 @@ def continue_rows(
     return filled
 
 
+@dataclass
+class KnownTexts:
+    """Texts of a batch that a target computed here; others that begin alike go on from them."""
+
+    _tokens: Tensor | None = None
+    _cache: DynamicCache | None = None
+
+    def cut(self, tokens: Tensor, config: Any, most: int) -> DynamicCache:
+        """Keep what is known of texts, in a cache that their other tokens are computed into.
+
+        Args:
+            tokens: [rows, time], which are known from then on.
+            config: of the target's model.
+            most: keep at most so many positions.
+        """
+        common, before, cache = 0, self._tokens, self._cache
+        # Layers of other kinds cannot go back.
+        if (
+            before is not None
+            and cache is not None
+            and all(type(layer) is DynamicLayer for layer in cache.layers)
+        ):
+            size = min(before.shape[1], tokens.shape[1], most)
+            equal = (before[:, :size] == tokens[:, :size]).all(0)
+            common = int(equal.int().cumprod(0).sum())
+            cache.crop(common - before.shape[1])
+        if not common or cache is None:
+            cache = DynamicCache(config=config)
+        self._tokens, self._cache = tokens, cache
+        return cache
+
+
 class Teacher(ABC):
     """A target.
 
@@ -87,12 +121,14 @@ class Teacher(ABC):
     tells_little = False
 
     @abstractmethod
-    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
+    def rows(self, tokens: Tensor, last: int = 0, known: KnownTexts | None = None) -> TargetRows:
         """What it says behind each token but the last.
 
         Args:
             tokens: [rows, time + 1] of int64.
             last: of how many places, the last ones; 0 for all.
+            known: of the same batch, in calls with `last`; what texts have in common is computed
+                once.
 
         Returns:
             Rows [rows, time or last, k].
@@ -121,10 +157,15 @@ class LocalTeacher(Teacher):
         self._model, self._device = model, device
 
     @torch.no_grad()
-    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
+    def rows(self, tokens: Tensor, last: int = 0, known: KnownTexts | None = None) -> TargetRows:
         """See `Teacher`."""
-        known = tokens[:, :-1].to(self._device)
-        found = self._model(input_ids=known, use_cache=False, logits_to_keep=last).logits
+        fed = tokens[:, :-1].to(self._device)
+        options: dict[str, Any] = {"use_cache": False}
+        if known is not None:
+            cache = known.cut(fed, self._model.config, fed.shape[1] - last)
+            options = {"use_cache": True, "past_key_values": cache}
+            fed = fed[:, cache.get_seq_length() :]
+        found = self._model(input_ids=fed, logits_to_keep=last, **options).logits
         return TargetRows(found.float().log_softmax(-1))
 
     def continued(
@@ -184,8 +225,8 @@ class ServedTeacher(Teacher):
         self._top = min(_MOST_TOP, self.vocabulary - 1)
         self._longest = about.max_length
 
-    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
-        """See `Teacher`.
+    def rows(self, tokens: Tensor, last: int = 0, known: KnownTexts | None = None) -> TargetRows:
+        """See `Teacher`. A served target has prefixes of its own.
 
         Raises:
             StartupError: the target refuses such texts.

@@ -14,7 +14,7 @@ from tandem.distillation.divergences import TargetRows
 from tandem.distillation.drafters import read_model, read_tokenizer
 from tandem.distillation.held_out import HeldOut
 from tandem.distillation.plan import Distillation
-from tandem.distillation.teachers import LocalTeacher, Teacher, continue_rows
+from tandem.distillation.teachers import KnownTexts, LocalTeacher, Teacher, continue_rows
 from tandem.distillation.texts import Record, read_records
 from tandem.distillation.training_texts import TrainingTexts, counted
 
@@ -27,7 +27,7 @@ class Counting(Teacher):
     def __init__(self) -> None:
         self.vocabulary, self.asked, self.ends = 2048, 0, [0]
 
-    def rows(self, tokens: Tensor, last: int = 0) -> TargetRows:
+    def rows(self, tokens: Tensor, last: int = 0, known: KnownTexts | None = None) -> TargetRows:
         raise AssertionError("nobody asked")
 
     def continued(
@@ -201,3 +201,28 @@ def test_a_target_says_while_it_writes_what_it_says_of_the_text(plan: Distillati
         assert torch.allclose(said.log_probs[row, known - 1 :], values[row, known - 1 :], atol=1e-4)
         same = said.ids[row, known - 1 :] == ids[row, known - 1 :]
         assert float(same.float().mean()) > 0.99
+
+
+def test_texts_that_begin_alike_are_computed_once(
+    plan: Distillation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ever more of two texts, with other tokens behind it each time; then from the beginning."""
+    model = read_model(plan.target, torch.float32, CPU)
+    teacher, known, fed = LocalTeacher(model, CPU), KnownTexts(), []
+    forward = model.forward
+
+    def counted_forward(input_ids: Tensor, **options: Any) -> Any:
+        fed.append(input_ids.shape[1])
+        return forward(input_ids=input_ids, **options)
+
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(2048, (2, 20), generator=generator)
+    for size in (3, 9, 20, 9):
+        behind = torch.randint(2048, (2, 4), generator=generator)
+        tokens = torch.cat([texts[:, :size], behind], 1)
+        expected = teacher.rows(tokens).log_probs[:, -4:]
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "forward", counted_forward)
+            found = teacher.rows(tokens, 4, known).log_probs
+        assert torch.allclose(found, expected, atol=1e-4)
+    assert fed == [6, 9, 14, 4]
