@@ -18,8 +18,8 @@ TOP = 64
 # Rows of a text that are kept, of the rejected places first: 0.8 MiB.
 _MOST_ROWS = 2048
 # First tokens of a text by which it is held out or not: later turns of a chat, and texts that move,
-# are on the same side.
-_SAME = 64
+# are on the same side. Where texts begin alike, as behind a system prompt, more of them are read.
+DEPTHS = (64, 128, 256, 512, 1024, 2048, 1 << 20)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -149,7 +149,10 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]]) -> list[KeptText]:
     return [KeptText(*each) for each in zip(*parts, strict=True)]
 
 
-def is_held_out(text: KeptText) -> bool:
-    """Whether a text is measured on, and never learnt from: one of eight, the same in every
-    process."""
-    return blake2b(text.token_ids[:_SAME].tobytes(), digest_size=1).digest()[0] % 8 == 0
+def held_out(text: KeptText) -> list[bool]:
+    """Whether a text is measured on, and never learnt from, by as many of its first tokens as each
+    of `DEPTHS` says: one of eight, the same in every process."""
+    return [
+        blake2b(text.token_ids[:depth].tobytes(), digest_size=1).digest()[0] % 8 == 0
+        for depth in DEPTHS
+    ]

@@ -84,8 +84,15 @@ OF_ONLINE = (
     Mutant(
         "online: texts that are held out are learnt from",
         "tandem/online/training.py",
-        "[0 if is_held_out(each) else 1 + each.rejected.sum() for each in texts]",
-        "[1 + each.rejected.sum() for each in texts]",
+        "np.where(sides[:, depth], 0, odds)",
+        "odds",
+        (_TRAINED,),
+    ),
+    Mutant(
+        "online: texts behind one system prompt are all on one side",
+        "tandem/online/training.py",
+        "if depth >= self._depth and _LEAST_SHARE <= share <= _MOST_SHARE:",
+        "if depth >= self._depth:",
         (_TRAINED,),
     ),
     Mutant(

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from tandem.errors import StartupError
-from tandem.online.kept_text import TOP, HeardText, KeptText, is_held_out, packed, unpacked, wish_of
+from tandem.online.kept_text import (
+    DEPTHS,
+    TOP,
+    HeardText,
+    KeptText,
+    held_out,
+    packed,
+    unpacked,
+    wish_of,
+)
 from tandem.speculation.feedback import NO_FEEDBACK, Feedback, FeedbackWanted, Row
 
 
@@ -84,10 +93,12 @@ def test_one_text_of_eight_is_held_out() -> None:
         KeptText(np.array([number], np.uint32), *[np.zeros(0)] * 5)  # type: ignore[arg-type]
         for number in range(4000)
     ]
-    assert 400 < sum(map(is_held_out, texts)) < 600
-    long = [np.full(64 + more, 7, np.uint32) for more in (0, 1, 500)]
-    sides = {is_held_out(KeptText(ids, *[np.zeros(0)] * 5)) for ids in long}  # type: ignore[arg-type]
-    assert len(sides) == 1, "a later turn of the same chat"
+    assert all(400 < sides < 600 for sides in np.sum([held_out(each) for each in texts], 0))
+    long = [np.full(64 + more, 7, np.uint32) for more in (0, 1, 64, 500)]
+    sides = np.array([held_out(KeptText(ids, *[np.zeros(0)] * 5)) for ids in long])  # type: ignore[arg-type]
+    assert sides.shape == (4, len(DEPTHS))
+    assert len(set(sides[:, 0])) == 1, "a later turn of the same chat"
+    assert len(set(sides[2:, 1])) == 1
 
 
 def test_the_wish_is_one_of_rows_beside_its_own() -> None:

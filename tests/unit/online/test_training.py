@@ -19,7 +19,7 @@ from tandem.errors import EngineFailure
 from tandem.inference.loading.learnt_weights import load_weights
 from tandem.online import training
 from tandem.online.home import home_texts
-from tandem.online.kept_text import TOP, KeptText, is_held_out
+from tandem.online.kept_text import TOP, KeptText, held_out
 from tandem.online.learner import LENGTH, TEXTS, Learner, windows_of
 from tandem.online.replay import Replay
 from tandem.online.training import HeldOutComparison, OnlineTraining
@@ -156,7 +156,31 @@ def test_texts_that_are_held_out_are_never_learnt_from(trainer: Trainer, target:
     trainer.learner.step = noted  # type: ignore[method-assign]
     trainer.training.round()
     assert len(learnt) == 25 * TEXTS
-    assert not any(map(is_held_out, learnt))
+    assert not any(held_out(text)[0] for text in learnt)
+
+
+def test_texts_behind_one_system_prompt_are_on_both_sides(trainer: Trainer, target: Any) -> None:
+    """Else nothing would be measured on, or nothing learnt from."""
+    begun_again: list[int] = []
+    trainer.learner.begin_again = lambda: begun_again.append(1)  # type: ignore[method-assign]
+    same = np.arange(150, dtype=np.uint32) % VOCAB_SIZE
+    for part in range(2):
+        texts = [
+            replace(
+                text,
+                token_ids=np.concatenate([same, text.token_ids]),
+                places=text.places + np.int32(len(same)),
+            )
+            for text in texts_of(target, 96, part)
+        ]
+        trainer.keep(texts)
+        trainer.training._look()
+        count = 96 * (part + 1)
+        learnable = sum(int((odds > 0).sum()) for odds in trainer.training._known.values())
+        assert count / 32 <= count - learnable <= count / 4
+        assert len(begun_again) == 1, "the same texts stay on their sides"
+    trainer.training.round()
+    assert trainer.said
 
 
 def test_texts_with_more_rejected_places_are_learnt_from_more_often(
