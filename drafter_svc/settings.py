@@ -31,14 +31,6 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         description="most KiB of prepared drafts to send after a draft, the likeliest first, if an"
         " orchestrator asks for them before it knows the outcome",
     )
-    online: float = Field(
-        0.0,
-        ge=0,
-        le=60,
-        description="seconds of a core, in each minute, in which a trainer of low priority learns"
-        " from what targets reject; new sequences are drafted with what it learnt. 0 learns nothing"
-        " and keeps no text",
-    )
     online_folder: Path | None = Field(
         None,
         description="folder of what ONLINE learns, and of the texts that it learns from; one"

@@ -235,6 +235,11 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
     if not settings.drafts:
         return None
     keys = read_settings(RecipeSettings, whole=False).model_copy(update={"recipe": settings.drafts})
+    if keys.online:
+        raise StartupError(
+            "TANDEM_DRAFTER_ONLINE: a target that drafts does not learn; run a drafter service"
+            " (tandem up --no-drafts-inside), or unset it"
+        )
     recipe = recipe_of(keys)
     if keys.model == OF_TARGET and isinstance(recipe, OfModel) and not recipe.model:
         # What is told of it says whose part drafts.

@@ -72,6 +72,14 @@ class RecipeSettings(BaseSettings):
     draft_support: int = Field(
         512, ge=0, description="the most tokens of a distribution to keep; 0 keeps all"
     )
+    online: float = Field(
+        0.0,
+        ge=0,
+        le=60,
+        description="seconds of a core, in each minute, in which a trainer of low priority learns"
+        " from what targets reject; new sequences are drafted with what it learnt. 0 learns nothing"
+        " and keeps no text",
+    )
 
     @property
     def truncation(self) -> Truncation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic import BaseModel, ConfigDict, PlainValidator, model_validator
 
 
 class Body(BaseModel):
@@ -17,6 +17,14 @@ class Exact(BaseModel):
     """An object whose fields are all known."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_null(cls, fields: Any) -> Any:
+        """Clients send null for what was not set."""
+        if isinstance(fields, dict):
+            return {name: value for name, value in fields.items() if value is not None}
+        return fields
 
 
 def ids(value: Any) -> list[int]:

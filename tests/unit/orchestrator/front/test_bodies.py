@@ -52,6 +52,15 @@ def test_a_completion_has_openais_default_where_it_names_no_limit() -> None:
         assert (asked.max_new_tokens, asked.default_new_tokens) == (named, 16)
 
 
+def test_null_is_as_absent_inside_objects_too() -> None:
+    nothing: dict[str, Any] = {
+        "seed": 1,
+        "tandem": {"tokens": None, "gamma": None, "verifier_options": None},
+    }
+    nothing["stream_options"] = {"include_usage": None}
+    assert completion(**nothing).request("x", 0, "id") == completion(seed=1).request("x", 0, "id")
+
+
 SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "max_new_tokens: 9 prompt tokens; gamma 0 needs none", "max_tokens"),
     ({}, "sampling.shaping.min_tokens must be at most max_new_tokens, 4", "min_tokens"),
