@@ -65,6 +65,11 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
     http_texts: int = Field(
         64, ge=1, description="texts that one HTTP call may ask for: its prompts times n"
     )
+    model_names: Names = Field(
+        (),
+        description="names of the target for HTTP clients, comma separated: answers have the first,"
+        " calls may name any; empty takes the name of the target's folder",
+    )
     unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",
         description="what becomes of fields of HTTP bodies that are not known: the call is refused,"

@@ -47,7 +47,7 @@ class Distillation:
     prompts: str
     held_out: str = ""
     divergence: Divergence = "tvd"
-    data: Data = "mixed"
+    data: Data = "target"
     steps: int = 0
     minutes: float = 60.0
     rows: int = 16

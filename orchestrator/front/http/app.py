@@ -131,12 +131,15 @@ class HttpFront:
         await call.reply({"version": tandem.__version__})
 
     async def _models(self, call: HttpCall) -> None:
-        await call.reply({"object": "list", "data": [self._described(self._validator)]})
+        validator = self._validator
+        described = [self._described(name, validator) for name in self._names(validator)]
+        await call.reply({"object": "list", "data": described})
 
     async def _model(self, call: HttpCall) -> None:
         validator = self._validator
-        self._check_model(call.path["name"], validator)
-        await call.reply(self._described(validator))
+        name = call.path["name"]
+        self._check_model(name, validator)
+        await call.reply(self._described(name, validator))
 
     async def _tokenize(self, call: HttpCall) -> None:
         body = await self._read(call, TokenizeBody)
@@ -183,7 +186,7 @@ class HttpFront:
                 validator = texts.validator
                 self._check_model(body.model, validator)
                 wanted = await texts_of(call, body, validator)
-            model = validator.capabilities.target.model
+            model = self._names(validator)[0]
             spell = validator.codec.bytes_of
             made = form(call.request_id, int(time.time()), model, spell)
             await self._answer(call, body, texts, made, wanted)
@@ -314,16 +317,19 @@ class HttpFront:
         """
         return self._serving.texts.validator
 
-    @staticmethod
-    def _check_model(name: str | None, validator: Validator) -> None:
+    def _names(self, validator: Validator) -> Sequence[str]:
+        """Of the target; answers have the first."""
+        return self._settings.model_names or (validator.capabilities.target.model,)
+
+    def _check_model(self, name: str | None, validator: Validator) -> None:
         """Refuse a model that is not served; a call need not name any.
 
         Raises:
             NotFound: it is another one.
         """
-        served = validator.capabilities.target.model
-        if name not in (None, "", served):
-            raise NotFound(f"the model {name!r} is not served here; this one is: {served}")
+        served = self._names(validator)
+        if name not in (None, "", *served):
+            raise NotFound(f"the model {name!r} is not served here; this one is: {served[0]}")
 
     @staticmethod
     def _codec(validator: Validator) -> TextCodec:
@@ -336,11 +342,11 @@ class HttpFront:
             raise InvalidRequest("prompt: this target has no tokenizer; send token ids")
         return validator.codec
 
-    def _described(self, validator: Validator) -> Json:
+    def _described(self, name: str, validator: Validator) -> Json:
         capabilities = validator.capabilities
         target, drafter = capabilities.target, capabilities.drafter
         return {
-            "id": target.model,
+            "id": name,
             "object": "model",
             "created": self._began,
             "owned_by": "tandem",

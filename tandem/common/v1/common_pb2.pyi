@@ -632,8 +632,9 @@ class Feedback(google.protobuf.message.Message):
 
     @property
     def masses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """masses has, for each row of predictions, the probability of its tokens together, in 65,535ths:
-        1..65535. Empty: it is not known, from a target of an earlier version.
+        """masses has, for each row of predictions, the probability of the `top` likeliest tokens together
+        (also of those whose weight rounds to 0), in 65,535ths: 1..65535. Empty: it is not known, from a
+        target of an earlier version.
         """
 
     def __init__(

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.http.conftest import IN_ONE_LOOP, Fronts
+from tests.service.http.conftest import IN_ONE_LOOP, Fronts, ServedPair, fronting
 from tests.support.processes.services import generation
 from tests.support.waiting import until
 
@@ -167,6 +167,18 @@ async def test_models(fronts: Fronts) -> None:
         await fronts.openai.models.retrieve("other")
     assert (await fronts.http.get("/health")).json() == {"status": "ready"}
     assert "version" in (await fronts.http.get("/version")).json()
+
+
+async def test_the_target_has_the_names_that_it_is_given(served_pair: ServedPair) -> None:
+    async with fronting(served_pair, model_names=("org/name", "other")) as fronts:
+        models = [model async for model in fronts.openai.models.list()]
+        assert [model.id for model in models] == ["org/name", "other"]
+        assert (await fronts.openai.models.retrieve("org/name")).id == "org/name"
+        for name in ("org/name", "other"):
+            reply = await fronts.openai.completions.create(model=name, prompt="a", max_tokens=1)
+            assert reply.model == "org/name"
+        with pytest.raises(openai.NotFoundError, match="this one is: org/name"):
+            await fronts.openai.completions.create(model="target", prompt="a", max_tokens=1)
 
 
 async def test_a_client_that_leaves_leaves_nothing_open(fronts: Fronts) -> None:

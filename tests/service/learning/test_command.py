@@ -133,7 +133,7 @@ def test_a_drafter_is_frozen_and_thawed(
 
 FAULTS = {
     grpc.StatusCode.UNAVAILABLE: (1, "has not loaded its model yet: try again in a moment"),
-    grpc.StatusCode.UNIMPLEMENTED: (2, "start it with TANDEM_DRAFTER_ONLINE=1"),
+    grpc.StatusCode.UNIMPLEMENTED: (2, "start it with TANDEM_DRAFTER_ONLINE,"),
     grpc.StatusCode.INTERNAL: (1, "INTERNAL: its own words"),
 }
 

@@ -118,7 +118,7 @@ def distill(
     drafter: _Drafter = "",
     held_out: _HeldOut = "",
     divergence: _Divergence = "tvd",
-    data: _Data = "mixed",
+    data: _Data = "target",
     minutes: _Minutes = 60.0,
     steps: _Steps = 0,
     rows: _Rows = 16,

@@ -24,7 +24,8 @@ drafter = typer.Typer(
     name="drafter",
     help="See and steer what a drafter learns while it serves.",
     epilog=(
-        "The drafter needs [bold]TANDEM_DRAFTER_ONLINE=1[/] and"
+        "The drafter needs [bold]TANDEM_DRAFTER_ONLINE=20[/] (seconds of each minute),"
+        " [bold]TANDEM_DRAFTER_ONLINE_FOLDER=DIR[/] and"
         " [bold]TANDEM_DRAFTER_ADMIN_LISTEN=HOST:PORT[/]."
     ),
     no_args_is_help=True,
@@ -165,7 +166,7 @@ def _failure(address: str, error: Any) -> Failure:
         )
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return Misconfigured(
-            f"no drafter that learns answers at {address}: start it with TANDEM_DRAFTER_ONLINE=1,"
+            f"no drafter that learns answers at {address}: start it with TANDEM_DRAFTER_ONLINE,"
             " and name the address of its TANDEM_DRAFTER_ADMIN_LISTEN"
         )
     return failure_of(error)
