@@ -110,7 +110,8 @@ def _lines(reply: pb.GetLearningResponse) -> Iterator[str]:
         f" ({reply.held_bytes / _MIB:,.1f} MiB)"
     )
     if not reply.HasField("overlap"):
-        yield "overlap on held-out texts: not measured yet"
+        waits = "" if reply.steps else "; the first step waits for about 64 texts"
+        yield f"overlap on held-out texts: not measured yet{waits}"
         return
     overlap = reply.overlap
     yield (
