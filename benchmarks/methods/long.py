@@ -105,7 +105,7 @@ def at_contexts(options: argparse.Namespace, progress: Progress) -> list[dict[st
         read_checkpoint(source), DecoderOptions(cache_tokens=most, engine="torch", longest=most)
     )
     keys = {
-        "chunks": SparseKeys("chunks", budget=options.budget),
+        "chunks": SparseKeys("chunks", budget=options.budget, recent=options.recent),
         "window": SparseKeys("window", budget=options.budget),
     }
     views = {name: SparseView(decoder, own, 1) for name, own in keys.items()}
@@ -123,13 +123,13 @@ def at_contexts(options: argparse.Namespace, progress: Progress) -> list[dict[st
     return lines
 
 
-def _recipe(folder: Path, method: str, budget: int) -> str:
+def _recipe(folder: Path, method: str, budget: int, recent: int) -> str:
     """The path of a recipe's file."""
     part = "reviewer." if method == "cascade" else ""
     path = folder / f"{method}.toml"
     path.write_text(
         f'method = "{method}"\n{part}model = "@target"\n'
-        f'{part}kv = {{kind = "chunks", budget = {budget}}}\n'
+        f'{part}kv = {{kind = "chunks", budget = {budget}, recent = {recent}}}\n'
     )
     return str(path)
 
@@ -186,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.methods.long", description=__doc__)
     parser.add_argument("--contexts", type=int, nargs="+", default=(500, 2000, 7000))
     parser.add_argument("--budget", type=int, default=512, help="keys that are seen")
+    parser.add_argument("--recent", type=int, default=0, help="latest ones; 0: three quarters")
     parser.add_argument("--texts", type=int, default=8, help="of an overlap")
     parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
@@ -196,7 +197,7 @@ def main() -> None:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
         addresses = {}
         for method in ("model", "cascade"):
-            pair = Pair(recipe=_recipe(folder, method, options.budget), inside=True)
+            pair = Pair(recipe=_recipe(folder, method, options.budget, options.recent), inside=True)
             # Room for all prompts, which are then computed once.
             room = 4 * sum(options.contexts) + 4096
             own = {"ENGINE": "torch", "ADAPTER": ADAPTER, "CACHE_TOKENS": str(room)}
@@ -205,7 +206,12 @@ def main() -> None:
             addresses[method] = stack.addresses["orchestrator"]
         lines = asyncio.run(speeds(addresses, options, progress))
     console.print(table_of(lines))
-    told = {"budget": options.budget, "gamma": GAMMA, "new_tokens": NEW_TOKENS}
+    told = {
+        "budget": options.budget,
+        "recent": options.recent,
+        "gamma": GAMMA,
+        "new_tokens": NEW_TOKENS,
+    }
     keep(RESULTS / "long.json", **told, passes=passes, lines=lines)
 
 
