@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,6 @@ from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 TOP = 64
 # Rows of a text that are kept, of the rejected places first: 0.8 MiB.
 _MOST_ROWS = 2048
-# First tokens of a text by which it is held out or not: later turns of a chat, and texts that move,
-# are on the same side. Where texts begin alike, as behind a system prompt, more of them are read.
-DEPTHS = (64, 128, 256, 512, 1024, 2048, 1 << 20)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,6 +29,7 @@ class KeptText:
         weights: [m, TOP] uint16, theirs relative to the likeliest; 0 where a row has fewer.
         rejected: [m] bool, where a drafted token was not kept.
         masses: [m] uint16, of the rows, see `Row`; 0 where it is not known.
+        held_out: whether it is measured on, and never learnt from; see `Holdout`.
     """
 
     token_ids: npt.NDArray[np.uint32]
@@ -41,6 +38,7 @@ class KeptText:
     weights: npt.NDArray[np.uint16]
     rejected: npt.NDArray[np.bool_]
     masses: npt.NDArray[np.uint16]
+    held_out: bool = False
 
 
 def wish_of(wanted: FeedbackWanted, method: str) -> FeedbackWanted:
@@ -129,6 +127,7 @@ def packed(texts: Sequence[KeptText]) -> dict[str, npt.NDArray[Any]]:
             for name in ("token_ids", "places", "ids", "weights", "masses")
         },
         "rejected": np.concatenate([each.rejected for each in texts]).astype(np.uint8),
+        "held_out": np.array([each.held_out for each in texts], np.uint8),
     }
 
 
@@ -145,14 +144,6 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]]) -> list[KeptText]:
         np.split(arrays["rejected"].astype(np.bool_), rows),
         # Files of an earlier version have none.
         np.split(arrays.get("masses", np.zeros(len(arrays["places"]), np.uint16)), rows),
+        arrays.get("held_out", np.zeros(len(tokens) + 1)).astype(np.bool_).tolist(),
     ]
     return [KeptText(*each) for each in zip(*parts, strict=True)]
-
-
-def held_out(text: KeptText) -> list[bool]:
-    """Whether a text is measured on, and never learnt from, by as many of its first tokens as each
-    of `DEPTHS` says: one of eight, the same in every process."""
-    return [
-        blake2b(text.token_ids[:depth].tobytes(), digest_size=1).digest()[0] % 8 == 0
-        for depth in DEPTHS
-    ]

@@ -60,11 +60,13 @@ class Windows:
 
     @property
     def surprise(self) -> Tensor:
-        """[m] −log p of the tokens that came, by the target's rows, in nats; infinite where a row
-        does not tell that token."""
+        """[m] −log p of the tokens that came, among those that the target's rows tell, in nats;
+        infinite where a row does not tell that token."""
         assert self.said.ids is not None
         told = self.said.ids == self.following[:, None]
-        return -torch.where(told, self.said.log_probs, -torch.inf).amax(-1)
+        # Not by the mass: a drafter that is surer of these tokens would seem to know more.
+        said = self.said.log_probs.log_softmax(-1)
+        return -torch.where(told, said, -torch.inf).amax(-1)
 
 
 def windows_of(

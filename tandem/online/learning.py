@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import structlog
 
 from tandem.errors import Unavailable, Unsupported, first_line
+from tandem.online.holdout import Holdout
 from tandem.online.kept_text import HeardText, KeptText
 from tandem.online.order import Order
 from tandem.online.process import TrainerProcess
@@ -106,6 +107,7 @@ class Learning:
         self._problems = dict.fromkeys(("folder", "texts", "trainer", "weights"), "")
         # Texts that began in an earlier one, before learning was frozen or reset, are not kept.
         self._epoch = 0
+        self._holdout = Holdout()
         self._texts: deque[tuple[float, HeardText]] = deque(maxlen=_MOST_WAITING)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._trainer: TrainerProcess | None = None
@@ -224,7 +226,8 @@ class Learning:
 
     def _kept(self, heard: HeardText) -> KeptText | None:
         current = heard.epoch == self._epoch and not self.status.frozen
-        return heard.kept if current else None
+        kept = heard.kept if current else None
+        return kept and replace(kept, held_out=self._holdout.takes(kept.token_ids))
 
     def _prune(self) -> None:
         try:

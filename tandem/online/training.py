@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.errors import EngineFailure
-from tandem.online.kept_text import DEPTHS, KeptText, held_out
+from tandem.online.kept_text import KeptText
 from tandem.online.learner import MOST_HELD_OUT, TEXTS, Learner, Measured
 from tandem.online.replay import Replay, ReplayFile
 
 # Texts to measure on, at least.
 _FEWEST_HELD_OUT = 8
-# Shares of held-out texts that chance explains where they do not begin alike, of so many texts.
-_LEAST_SHARE, _MOST_SHARE, _JUDGED = 1 / 32, 1 / 4, 64
 # Steps between two measurements, and measurements without a gain behind which it begins again.
 _MEASURE_EVERY, _PATIENCE = 25, 8
 # What new weights must gain to be worth a change: more than chance, and this much of α.
@@ -107,11 +105,7 @@ class OnlineTraining:
         self._rest, self._idle = rest, idle
         self._numbers = np.random.default_rng(seed)
         self._read = lru_cache(_FILES)(replay.read)
-        # Of each file's texts: how likely each is to be learnt from, were it not held out; and
-        # whether it is, by each of the depths.
-        self._texts: dict[ReplayFile, tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]] = {}
         self._known: dict[ReplayFile, npt.NDArray[np.float64]] = {}
-        self._depth = 0
         self._held_out: list[tuple[ReplayFile, int]] = []
         # Of the weights that are served, on these texts.
         self._served: tuple[Sequence[tuple[ReplayFile, int]], Measured] | None = None
@@ -148,33 +142,17 @@ class OnlineTraining:
     def _look(self) -> None:
         """Find out which files are there; of each text how likely it is to be learnt from."""
         files = self._replay.files()
-        for file in self._texts.keys() - set(files):
-            del self._texts[file]
+        for file in self._known.keys() - set(files):
+            del self._known[file]
         for file in files:
-            if file not in self._texts:
+            if file not in self._known:
                 texts = self._read(file)
                 # Rejected places first: they have more to say.
-                odds = np.array([1 + each.rejected.sum() for each in texts], float)
-                sides = np.array([held_out(each) for each in texts], bool)
-                self._texts[file] = odds, sides.reshape(-1, len(DEPTHS))
-        if (depth := self._depth_of_texts()) != self._depth:
-            self._depth = depth
-            self._learner.begin_again()  # it has learnt from some that are held out now
-        self._known = {
-            file: np.where(sides[:, depth], 0, odds) for file, (odds, sides) in self._texts.items()
-        }
+                self._known[file] = np.array(
+                    [0 if each.held_out else 1 + each.rejected.sum() for each in texts], float
+                )
         held = [(f, n) for f in files for n, odds in enumerate(self._known[f]) if not odds]
         self._held_out = held[-MOST_HELD_OUT:]
-
-    def _depth_of_texts(self) -> int:
-        """By which of the depths texts are held out: the first one, or a later one where too few or
-        too many are, since they begin alike."""
-        sides = [sides for _, sides in self._texts.values()]
-        if sum(map(len, sides)) >= _JUDGED:
-            for depth, share in enumerate(np.concatenate(sides).mean(0)):
-                if depth >= self._depth and _LEAST_SHARE <= share <= _MOST_SHARE:
-                    return depth
-        return self._depth
 
     def _drawn(self) -> list[KeptText]:
         files = list(self._known)

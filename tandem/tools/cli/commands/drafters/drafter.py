@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Of an answer. A drafter that forgets what it learnt reads its checkpoint again.
 _SECONDS = 30.0
 _MIB = 1 << 20
+# Texts behind which one of eight is held out eight times, as the trainer needs.
+_FIRST = 64
 
 drafter = typer.Typer(
     name="drafter",
@@ -110,7 +112,7 @@ def _lines(reply: pb.GetLearningResponse) -> Iterator[str]:
         f" ({reply.held_bytes / _MIB:,.1f} MiB)"
     )
     if not reply.HasField("overlap"):
-        waits = "" if reply.steps else "; the first step waits for about 64 texts"
+        waits = "; the first step waits for about 64 texts" if reply.held_texts < _FIRST else ""
         yield f"overlap on held-out texts: not measured yet{waits}"
         return
     overlap = reply.overlap
