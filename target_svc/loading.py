@@ -237,8 +237,8 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
     keys = read_settings(RecipeSettings, whole=False).model_copy(update={"recipe": settings.drafts})
     if keys.online:
         raise StartupError(
-            "TANDEM_DRAFTER_ONLINE: a target that drafts does not learn; run a drafter service"
-            " (tandem up --no-drafts-inside), or unset it"
+            "TANDEM_DRAFTER_ONLINE: a target that drafts does not learn; unset it, or run a drafter"
+            " service with a checkpoint of its own (tandem up --no-drafts-inside)"
         )
     recipe = recipe_of(keys)
     if keys.model == OF_TARGET and isinstance(recipe, OfModel) and not recipe.model:

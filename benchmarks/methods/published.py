@@ -36,8 +36,8 @@ from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
 
 GAMMA, NEW_TOKENS, MAX_LENGTH = 4, 96, 1024
-# Chats of a turn.
-_TEXTS = 2
+# Chats of a turn. The first way to ask for one must not pay for the others.
+_TEXTS, _COLD = 2, {"PREFIX_CACHE": "false"}
 
 
 @dataclass
@@ -157,7 +157,9 @@ def main() -> None:
     with Progress(console=console) as progress, ExitStack() as running:
         stacks = {}
         for name, pair, more in pairs_of(options):
-            stacks[name] = running.enter_context(serving(pair, {"drafter": more}))
+            stacks[name] = running.enter_context(
+                serving(pair, {"drafter": {**_COLD, **more}, "target": _COLD})
+            )
         for ways in measured(stacks, options.turns, progress):
             console.print(table_of(one.row(ways[0]) for one in ways))
             found += ways

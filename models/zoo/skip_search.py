@@ -10,6 +10,7 @@ the optimiser goes on from there. An interrupted search continues.
 
 import argparse
 import copy
+import hashlib
 import json
 import statistics
 import time
@@ -265,7 +266,7 @@ def prompts_for(model: str, file: str, count: int) -> list[list[int]]:
         ]
     texts = [text for name, text in corpus.sources() if not corpus.held_out(name)]
     found = []
-    for text in texts[:: len(texts) // count][:count]:
+    for text in texts[:: max(1, len(texts) // count)][:count]:
         ids = tokenizer(text[:2000], add_special_tokens=False)["input_ids"]
         found.append(ids[:PROMPT_TOKENS])
     return found
@@ -285,19 +286,24 @@ def main() -> None:
     parser.add_argument("--prompts", default="", help="a file as `tandem distill` takes it")
     parser.add_argument("--texts", type=int, default=PROMPTS, help="of a trial")
     options = parser.parse_args()
+    if options.texts < 1:
+        parser.error("--texts must be at least 1")
     torch.set_num_threads(options.threads)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     model = read_model(options.model, "cpu", "float32").eval()
     made_for = fingerprints(model, "").weights
     options.journal.parent.mkdir(parents=True, exist_ok=True)
+    prompts = prompts_for(options.model, options.prompts, options.texts)
+    # A trial on other prompts says nothing here.
+    asked = hashlib.sha256(repr(prompts).encode()).hexdigest()
     study = optuna.create_study(
-        study_name=made_for,
+        study_name=f"{made_for}-{asked[:16]}",
         storage=JournalStorage(JournalFileBackend(str(options.journal))),
         sampler=optuna.samplers.TPESampler(seed=1),
         direction="maximize",
         load_if_exists=True,
     )
-    decoding = Decoding(model, prompts_for(options.model, options.prompts, options.texts))
+    decoding = Decoding(model, prompts)
     scratch = options.journal.with_suffix(".part.json")
     search(decoding, study, options.trials, options.minutes, scratch)
     trials = [told(trial) for trial in complete(study)]

@@ -319,7 +319,8 @@ class HttpFront:
 
     def _names(self, validator: Validator) -> Sequence[str]:
         """Of the target; answers have the first."""
-        return self._settings.model_names or (validator.capabilities.target.model,)
+        given = tuple(dict.fromkeys(self._settings.model_names))
+        return given or (validator.capabilities.target.model,)
 
     def _check_model(self, name: str | None, validator: Validator) -> None:
         """Refuse a model that is not served; a call need not name any.

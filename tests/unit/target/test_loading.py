@@ -75,7 +75,11 @@ _NO_DRAFTER = "a part of a target, which drafts inside of it"
         ({}, {"EXIT": "2", "ADAPTER": "there"}, "set TANDEM_TARGET_ADAPTER in place of"),
         ({"drafts": "forest"}, {"EXIT": "2"}, "one model at most may be '@target'"),
         ({"drafts": "medusa"}, {}, "a head is no part of a target: name its own"),
-        ({}, {"EXIT": "2", "ONLINE": "20"}, "a target that drafts does not learn; run a drafter"),
+        (
+            {},
+            {"EXIT": "2", "ONLINE": "20"},
+            "a target that drafts does not learn; unset it, or run a",
+        ),
         ({"draft_device": "cuda"}, {"EXIT": "2"}, "DRAFT_DEVICE: a part of the target computes"),
         ({"engine": "vllm"}, {"EXIT": "2"}, "ENGINE=vllm has no part of a target that drafts"),
     ],

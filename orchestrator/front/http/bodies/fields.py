@@ -21,9 +21,13 @@ class Exact(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_null(cls, fields: Any) -> Any:
-        """Clients send null for what was not set."""
+        """Clients send null for what was not set. A name that is not known stays, and is refused."""
         if isinstance(fields, dict):
-            return {name: value for name, value in fields.items() if value is not None}
+            return {
+                name: value
+                for name, value in fields.items()
+                if value is not None or name not in cls.model_fields
+            }
         return fields
 
 

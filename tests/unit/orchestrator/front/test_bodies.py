@@ -61,6 +61,11 @@ def test_null_is_as_absent_inside_objects_too() -> None:
     assert completion(**nothing).request("x", 0, "id") == completion(seed=1).request("x", 0, "id")
 
 
+def test_a_name_that_is_not_known_is_refused_with_null_too() -> None:
+    with pytest.raises(InvalidRequest, match=r"^tandem.typo: "):
+        completion(tandem={"typo": None})
+
+
 SENTENCES: list[tuple[dict[str, Any], str, str]] = [
     ({}, "max_new_tokens: 9 prompt tokens; gamma 0 needs none", "max_tokens"),
     ({}, "sampling.shaping.min_tokens must be at most max_new_tokens, 4", "min_tokens"),
