@@ -78,7 +78,7 @@ _NO_DRAFTER = "a part of a target, which drafts inside of it"
         (
             {},
             {"EXIT": "2", "ONLINE": "20"},
-            "a target that drafts does not learn; unset it, or run a",
+            "a target that drafts does not learn; unset it",
         ),
         ({"draft_device": "cuda"}, {"EXIT": "2"}, "DRAFT_DEVICE: a part of the target computes"),
         ({"engine": "vllm"}, {"EXIT": "2"}, "ENGINE=vllm has no part of a target that drafts"),

@@ -21,7 +21,7 @@ class Exact(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_null(cls, fields: Any) -> Any:
-        """Clients send null for what was not set. A name that is not known stays, and is refused."""
+        """Clients send null for what was not set. Unknown names stay, and are refused."""
         if isinstance(fields, dict):
             return {
                 name: value
