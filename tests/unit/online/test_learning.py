@@ -102,11 +102,18 @@ def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drafter
     found.learning.close()
 
 
-def test_texts_are_written_together(drafter: Drafter) -> None:
+def test_texts_are_written_together(drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With whether they are held out."""
+    monkeypatch.setattr(drafter.learning._holdout, "takes", lambda ids: bool(ids[0] % 3 == 0))
     for number in range(8):
         drafter.keep(number)
     wait_until(lambda: drafter.learning.status.kept_texts == 8)
     assert [file.texts for file in drafter.learning.replay.files()] == [8]
+    (file,) = drafter.learning.replay.files()
+    held_out = {
+        int(text.token_ids[0]): text.held_out for text in drafter.learning.replay.read(file)
+    }
+    assert held_out == {number: number % 3 == 0 for number in range(8)}
     drafter.keep(8)
     drafter.now += 5  # nothing else comes
     wait_until(lambda: drafter.learning.status.held_texts == 9)
