@@ -111,8 +111,9 @@ class TrainingTexts:
         if self._block is None or self._block[0] != number:
             self._block = None
             folder = self._folder / f"{number:05}"
+            # A run that is cut while it waits for this block goes on in the one before.
             for stale in self._folder.glob("*"):
-                if stale != folder:
+                if stale.name < f"{number - 1:05}":
                     shutil.rmtree(stale, ignore_errors=True)
             folder.mkdir(parents=True, exist_ok=True)
             parts = [self._written(folder, number, part) for part in range(_BLOCK // self._at_once)]

@@ -68,7 +68,33 @@ def test_each_text_of_the_target_is_learnt_from_as_often_and_written_once(
     assert (seen.bincount() == 4).sum() == 16
     batches.of(16, None)
     assert teacher.asked == 4
-    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["00001"]
+    batches.of(32, None)
+    assert sorted(path.name for path in (tmp_path / "texts").iterdir()) == ["00001", "00002"]
+
+
+def test_a_run_that_was_cut_in_a_new_block_has_the_one_before(
+    plan: Distillation, records: list[Record], tmp_path: Path
+) -> None:
+    """Its checkpoint is of a step before: nothing is written a second time."""
+
+    class Cut(Counting):
+        def continued(
+            self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int
+        ) -> tuple[Tensor, TargetRows]:
+            if self.asked == 3:
+                raise KeyboardInterrupt
+            return super().continued(tokens, known, vocabulary, seed)
+
+    own = replace(plan, data="target")
+    cut = TrainingTexts(own, records, Cut(), 2048, tmp_path)
+    cut.of(15, None)
+    with pytest.raises(KeyboardInterrupt):
+        cut.of(16, None)
+    teacher = Counting()
+    again = TrainingTexts(own, records, teacher, 2048, tmp_path)
+    for step in (14, 15, 16):
+        again.of(step, None)
+    assert teacher.asked == 1  # the second part of the second block
 
 
 def test_what_the_target_wrote_is_there_after_a_restart(
