@@ -244,6 +244,7 @@ OF_DRAFTERS: dict[str, tuple[Requests, Requests | None]] = {
         told(predictions=common_pb2.Rows(sizes=[1])),
     ),
     "draft.feedback.predicted_ids": (step(), told(predicted_ids=[1])),
+    "draft.feedback.masses": (step(), told(masses=[1])),
     "draft.feedback.first": (step(), told(first=LONGEST)),
 }
 

@@ -31,7 +31,7 @@ from tandem.inference.kv.viewed import ViewedCache
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.feedback import Feedback
+from tandem.speculation.feedback import WHOLE_MASS, Feedback
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
@@ -222,10 +222,12 @@ class RunAnswering(Answering):
         return decision
 
     def _likeliest(self, top: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        """Behind every row of the pass, those of probes among them: ids and weights."""
+        """Behind every row of the pass, those of probes among them: ids; weights and mass."""
         rows = np.stack([self._predicted(text) for text in self._scored]).astype(np.int32)
         ids = np.argsort(-rows, 1, kind="stable")[:, :top].astype(np.int32)
-        return ids, None if top == 1 else np.take_along_axis(rows, ids, 1)
+        weights = np.take_along_axis(rows, ids, 1)
+        masses = weights.sum(1, keepdims=True) * WHOLE_MASS // rows.sum(1, keepdims=True)
+        return ids, None if top == 1 else np.hstack([weights, masses])
 
     def _known(self, text: Text) -> npt.NDArray[np.int64] | None:
         behind = text[len(PROMPT) :]
