@@ -25,7 +25,8 @@ VLLM := $(CURDIR)/.cache/vllm
 # A file's tests share its services, so that they stay together; the long files are in the middle.
 # Tests wait for a third of their time, so there is a process more than cores; at most five.
 PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
-ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# A process that ends amid a test ends the run, which says which test it was.
+ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements mutants exactness faults fuzz kubernetes-check observability-check vllm-check gpu-check real-check audit load bench bench-peers bench-gpu bench-full bench-parts figures

@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes.measuring import measure_once
 from tests.support.repository import ROOT
 
-pytest_plugins = ["tests.support.campaigns"]
+pytest_plugins = ["tests.support.pytest_runs.campaigns", "tests.support.pytest_runs.hangs"]
 
 # gRPC's core tells of every connection that is lost, on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,11 +177,10 @@ class Learning:
                 done.set_exception(error)
 
         self._calls.put(call)
-        while True:
-            with suppress(TimeoutError):
-                return done.result(_TICK_SECONDS)
+        while not wait([done], _TICK_SECONDS).done:
             if not self._thread.is_alive() and not done.done():
                 raise Unavailable("the drafter is stopping")
+        return done.result()
 
     def _run(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
 from tests.support.processes.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -258,7 +258,7 @@ async def test_a_text_goes_on_at_another_orchestrator(served: Served, blocking: 
     loop, stop = asyncio.get_running_loop(), served.servers[0].stop
 
     def lose() -> None:
-        asyncio.run_coroutine_threadsafe(stop(0.0), loop).result()
+        asyncio.run_coroutine_threadsafe(stop(0.0), loop).result(HANG_SECONDS)
 
     def read() -> tandem.GeneratedText:
         with (

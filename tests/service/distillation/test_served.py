@@ -27,6 +27,7 @@ from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
 from tests.support.distilling import VOCABULARY, small_plan
 from tests.support.processes.ports import free_port
+from tests.support.waiting import HANG_SECONDS
 
 CPU = torch.device("cpu")
 
@@ -127,7 +128,7 @@ async def test_a_service_that_dies_is_waited_for(
     said: list[str] = []
 
     def on_loop(what: Callable[[], Any]) -> None:
-        asyncio.run_coroutine_threadsafe(what(), loop).result()
+        asyncio.run_coroutine_threadsafe(what(), loop).result(HANG_SECONDS)
 
     def say(sentence: str) -> None:
         if sentence.startswith("the target is away ("):
@@ -160,7 +161,7 @@ async def test_a_service_that_stays_away_ends_the_run_which_goes_on(
 
     def progress(now: TrainingProgress) -> None:
         if now.step == 2:
-            asyncio.run_coroutine_threadsafe(serving.go(), loop).result()
+            asyncio.run_coroutine_threadsafe(serving.go(), loop).result(HANG_SECONDS)
 
     def train(**options: Any) -> Any:
         client = Client(serving.address, resume_seconds=0.0)

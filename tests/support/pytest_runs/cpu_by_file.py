@@ -1,6 +1,6 @@
 """CPU seconds of each test file, including the processes that it starts and that end with it.
 
-Run `pytest -p tests.support.cpu_by_file`. The collection of tests is not counted.
+Run `pytest -p tests.support.pytest_runs.cpu_by_file`. The collection of tests is not counted.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What a run of pytest does and says beside its tests."""
