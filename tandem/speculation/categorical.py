@@ -57,7 +57,7 @@ class Categorical:
     @classmethod
     def argmax(cls, logits: Tensor) -> Categorical:
         """Rows for temperature 0: the token of the largest of logits [B, V], the first if equal."""
-        best, ids = logits.max(-1, keepdim=True)
+        best, ids = largest(logits)
         # A row that is not finite gets no weight, which is detected later.
         return cls(ids, (best.abs() < torch.inf).long().mul_(MAX_WEIGHT))
 
@@ -84,6 +84,19 @@ class Categorical:
         # A row without any weight has no such place; this is detected when the draft is complete.
         place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
         return self.ids.gather(1, place).squeeze(1)
+
+
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest entry of each row [B, V] and its id, [B, 1] each; the first of equal ones, and a
+    NaN where there is one.
+
+    On a CPU torch looks for it twenty times as long as numpy: 3 ms in sixteen rows of 128,256.
+    """
+    if values.is_cuda or values.dtype == torch.bfloat16:
+        found = values.max(-1, keepdim=True)
+        return found.values, found.indices
+    ids = torch.from_numpy(values.numpy().argmax(-1, keepdims=True))
+    return values.gather(-1, ids), ids
 
 
 def likeliest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.speculation.categorical import likeliest
+from tandem.speculation.categorical import largest, likeliest
 from tandem.speculation.request.sampling import Sampling
 
 # Top-p looks at this many of the most likely tokens first: sorting five rows of a
@@ -66,9 +66,12 @@ def _sent(values: Tensor, like: Tensor) -> Tensor:
 
 def _one_hot(logits: Tensor) -> Tensor:
     """The argmax as a point mass."""
-    best, place = logits.max(-1, keepdim=True)
-    # A NaN or infinite logit must not become a certainty: it makes the row NaN.
-    return torch.zeros_like(logits).scatter_(-1, place, 1.0) + 0.0 * best
+    best, place = largest(logits)
+    # A NaN or infinite logit must not become a certainty. It is looked for in the first column.
+    nothing = 0.0 * best
+    found = torch.zeros_like(logits).scatter_(-1, place, 1.0 + nothing)
+    found[..., :1] += nothing
+    return found
 
 
 def _keep_top_k(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:

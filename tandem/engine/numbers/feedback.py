@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tandem.engine.answers import Decision, DeviceFeedback, DeviceVerdict
 from tandem.engine.asks import Decide
+from tandem.speculation.categorical import largest
 from tandem.speculation.draft import Draft
 from tandem.speculation.feedback import WHOLE_MASS, Feedback, FeedbackWanted, HiddenDtype, Row
 
@@ -109,7 +110,7 @@ def _likeliest(logits: Tensor, top: int) -> Sequence[Tensor]:
     """[R, K] likeliest tokens of logits [R, V]; if there may be several, [R, K + 1] their weights,
     and the mass that they have together, of `WHOLE_MASS`."""
     if top == 1:
-        return (logits.max(-1, keepdim=True).indices.int(),)
+        return (largest(logits)[1].int(),)
     values, ids = logits.topk(min(top, logits.shape[1]))
     mass = logits.softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
     shares = torch.cat([(values - values[:, :1]).exp(), mass], -1)
