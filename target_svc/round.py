@@ -295,7 +295,8 @@ def tell(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | 
     Args:
         sequence: behind the decision.
         decision: with the feedback that came.
-        wanted: whose wish that follows; None where there is none.
+        wanted: the wish that was asked of the engine; None for none. One `on_device` is of the
+            target's own drafter, and nothing of it is sent.
     """
     if sequence.own is not None:
         sequence.own.note(decision, wanted)

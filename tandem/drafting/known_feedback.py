@@ -17,18 +17,15 @@ class KnownFeedback:
         end: the position behind the run's last one; 0 before the first.
         predicted: of the newest round, where the drafter wants any and was told; else None. Of a
             round without a draft, of place 0 alone.
-        last: what was told of the newest round since the last draft; None if nothing was.
     """
 
     end: int = 0
     predicted: Predicted | None = None
-    last: Feedback | None = None
     _parts: list[Feedback] = field(default_factory=list)
 
     def hear(self, told: Sequence[Feedback]) -> None:
         """Take in what was told since the last draft, round by round."""
-        self.last = told[-1] if told else None
-        self.predicted = None if self.last is None else self.last.predicted
+        self.predicted = told[-1].predicted if told else None
         for feedback in told:
             if feedback.states is not None:
                 self.add(feedback)

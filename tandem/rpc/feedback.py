@@ -221,8 +221,8 @@ class Listener(NamedTuple):
 
 
 def feedback_from(told: Sequence[common_pb2.Feedback], listener: Listener) -> list[Feedback]:
-    """What came with a step of a drafter. Predictions are those of the round of its last draft,
-    unless other rounds came in between.
+    """What came with a step of a drafter. Predictions are those of the round of its last draft;
+    there are none if other rounds came in between.
 
     Raises:
         InvalidRequest: it is not what was asked for, or not in the order of its rounds.

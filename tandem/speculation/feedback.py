@@ -78,8 +78,8 @@ class FeedbackWanted:
 
     @property
     def said(self) -> FeedbackWanted:
-        """The part that a text says once for all of its drafters, so that it is the same for all
-        that ask."""
+        """The part that must be the same for all drafters of a text that ask: its target is told
+        it once, in `open`."""
         return replace(self, hidden_size=0, probes=0, probe_tokens=0, made_for="")
 
     @property

@@ -560,8 +560,8 @@ class FeedbackSpec(google.protobuf.message.Message):
     top: builtins.int
     """top is how many of the likeliest tokens are wanted at each place, by the model's own logits,
     before shaping, temperature and truncation: 0 none, 1 the likeliest one, more with their
-    weights. At most 256. They come with the verdict on a draft (VerifyStep.feedback), and with no
-    other answer.
+    weights. At most 256. They come with verdicts (VerifyStep.feedback), and with no other answer.
+    Without a draft there is place 0 alone.
     """
     predicted_at: Global___PredictedAt.ValueType
     """predicted_at says at which places. Required if top is set."""
@@ -588,7 +588,7 @@ Global___FeedbackSpec: typing_extensions.TypeAlias = FeedbackSpec
 @typing.final
 class Feedback(google.protobuf.message.Message):
     """Feedback holds hidden states of consecutive positions of a text, and predictions at places of a
-    round. The target makes it, the drafter reads it, and the orchestrator passes it on unread.
+    round. The target makes it, the drafter checks and reads it, and the orchestrator passes it on.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

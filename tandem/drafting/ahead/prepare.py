@@ -323,7 +323,8 @@ class Ahead:
         size: DraftSize,
         feedback: Sequence[Feedback],
     ) -> Steps[AheadDraft]:
-        """As `drafter.go_on`, by what is prepared where its outcome came."""
+        """As `drafter.go_on`, by what is prepared where its outcome came. A drafter that prepares
+        wants no feedback."""
         prepared, self._prepared = self._prepared, None
         drafts = 0
         if prepared is not None:

@@ -174,7 +174,8 @@ class DraftCall:
         count = len(prepared.drafts)
         expect("outcomes of prepared.drafts", len(found), count, count)
         self._replica.note_load(prepared.open_sequences)
-        # What was sent ahead was drafted without the feedback that came since.
+        # What was sent ahead was drafted without the feedback that came since, whatever that is;
+        # no draft changes by what is for learning.
         suits = self._replica.learns or not step.feedback
         follows = suits and step.round == before.round + 1
         same = (step.gamma, step.max_nodes) == (before.gamma, before.max_nodes)

@@ -13,7 +13,7 @@ _VALUE_BYTES, _ID_BYTES = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class LogProbsWanted:
-    """What a text comes with of each of its tokens.
+    """What a text tells of each of its tokens.
 
     Attributes:
         top: number of likeliest tokens at each place to tell of too; at most 20.

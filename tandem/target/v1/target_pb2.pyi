@@ -463,8 +463,8 @@ class OpenedSequence(google.protobuf.message.Message):
 
     @property
     def feedback(self) -> tandem.common.v1.common_pb2.Feedback:
-        """feedback on the prompt's last positions, if open asked for hidden states; unset where no token
-        was drawn. Predictions come with verdicts alone.
+        """feedback on the prompt's last positions, if open asked for hidden states; unset where nothing
+        was decided: with resumes, or a carry with levels. Predictions come with verdicts alone.
         """
 
     @property
