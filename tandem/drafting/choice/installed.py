@@ -180,7 +180,7 @@ def contradiction_of(recipe: Recipe, drafter: object) -> str:
     }
     for name, kind in kinds.items():
         if not isinstance(getattr(traits, name), kind):
-            return f"must have a {name} of the type {kind.__name__} among its traits"
+            return f"has a trait {name} that is no {kind.__name__}"
     trees = traits.shape is not DraftShape.CHAIN
     if traits.largest_tree != recipe.largest_tree:
         return (
