@@ -34,7 +34,7 @@ class DrafterSettings(RecipeSettings, ModelSettings):
     online_folder: Path | None = Field(
         None,
         description="folder of what ONLINE learns, and of the texts that it learns from; one"
-        " drafter has it at a time. Whoever reads it reads texts of callers",
+        " drafter has it at a time. It holds texts of callers",
     )
     online_home: str = Field(
         "",

@@ -88,7 +88,7 @@ class KnownTexts:
         Args:
             tokens: [rows, time], which are known from then on.
             config: of the target's model.
-            most: keep at most so many positions.
+            most: positions to keep at most.
         """
         common, before, cache = 0, self._tokens, self._cache
         # Layers of other kinds cannot go back.

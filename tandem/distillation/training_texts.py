@@ -19,7 +19,7 @@ from tandem.distillation.teachers import Say, Teacher, continue_rows
 from tandem.distillation.texts import Record, beginnings, stream_of, windows
 from tandem.whole_files import writing
 
-# The target writes so many texts at once, each of which is learnt from a few times.
+# Texts that the target writes at once; each is learnt from a few times.
 _BLOCK, _TIMES = 512, 4
 # Rows of one pass that continues texts.
 _AT_ONCE = 64

@@ -16,8 +16,8 @@ from tandem.profile import Profile
 _ROWS_ALONE = 10
 # However fast the device is: what a pass computes on the way has no memory set aside.
 _LARGEST_ALONE = 2048
-# Full steps of prompts that quiet ones save up for: a burst of short prompts has so many of them,
-# whoever runs, since texts that run together share each pass.
+# Full steps of prompts that quiet ones save up for: a burst of short prompts takes as many of them
+# whichever texts run, since those that run together share each pass.
 _MOST_SAVED = 8
 # Products compute rows in tiles of up to as many: row 129 costs a CPU a quarter of those before it.
 _TILE = 128

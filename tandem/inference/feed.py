@@ -75,7 +75,7 @@ class Resumed:
         return sum(len(part) for part in self.states)
 
     def first(self, most: int) -> Resumed | None:
-        """The first rows, at most so many; None where there are none."""
+        """The first rows, at most `most`; None where there are none."""
         kept: list[Tensor] = []
         for part in self.states:
             if most <= 0:

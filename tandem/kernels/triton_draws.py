@@ -128,7 +128,7 @@ def _end(among, ids, many, inside, size, key, wanted, SHIFT: tl.constexpr, LANES
         ids: of the listed tokens.
     """
     lanes, j = tl.arange(0, LANES), 1 + tl.arange(0, PIVOTS)
-    low, high = 0 * size - 1, size - 1  # so many up to low are too few, up to high enough
+    low, high = 0 * size - 1, size - 1  # up to low there are too few, up to high enough
     while high - low > 1:
         step = tl.maximum((high - low) // (PIVOTS + 1), 1)
         pivots = tl.minimum(low + j * step, high)

@@ -84,7 +84,7 @@ def asked_of(
 
 
 def width_of(entries: int) -> int:
-    """K, for rows of so many entries and drafts of so many nodes."""
+    """K, for the entries of a row and the nodes of a draft."""
     return next(width for width in WIDTHS if width >= entries)
 
 

@@ -18,7 +18,7 @@ class Budget:
         seconds: of each minute.
         spent: seconds of CPU so far.
         clock: in seconds.
-        sleep: waits so many seconds.
+        sleep: waits for some seconds.
     """
 
     def __init__(

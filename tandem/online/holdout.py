@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 # First tokens of a text by which it is held out or not, and by how many more each time that too
-# many texts share them; at most so many in all.
+# many texts share them; and the most in all.
 _LEAST, _STEP, _MOST = 64, 16, 4096
 # A beginning says nothing of a text if more texts than a chat has turns, and more than this share
 # of all, have it.

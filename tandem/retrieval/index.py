@@ -119,7 +119,7 @@ def read_about(folder: Path) -> About:
         raise StartupError(f"no index in {str(folder)!r}: {first_line(error)}") from error
     raise StartupError(
         f"the index {str(folder)!r} has the format {version}, this version reads {VERSION}: build"
-        " it anew"
+        " it again"
     )
 
 
@@ -149,7 +149,7 @@ class Index:
         except (OSError, ValueError) as error:
             self.close()
             raise StartupError(
-                f"the index {str(folder)!r} cannot be used: {first_line(error)}; build it anew"
+                f"the index {str(folder)!r} cannot be used: {first_line(error)}; build it again"
             ) from error
         self._bytes = maps[TOKENS]
         self._tokens = np.frombuffer(self._bytes, kind)

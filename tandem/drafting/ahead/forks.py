@@ -63,7 +63,7 @@ class ForkedCache:
         return kept
 
     def note(self, nodes: Mapping[int, int]) -> None:
-        """See `SequenceCache.note`; nobody reads them."""
+        """See `SequenceCache.note`; nothing reads them."""
 
     def rollback(self, length: int) -> None:
         """See `SequenceCache.rollback`; no further than the real trunk's end."""

@@ -96,7 +96,7 @@ class Blocks:
         """A sequence holds a block no more. A chain is left from its end.
 
         Returns:
-            Whether nobody needs its place: it has no users, and cannot be found.
+            Whether its place is free: it has no users, and cannot be found.
         """
         block.users -= 1
         if block.users:

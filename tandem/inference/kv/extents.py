@@ -260,7 +260,7 @@ class PositionPool(ABC):
 
     @abstractmethod
     def reserve(self, capacity: int, held: int | None = None) -> SequenceCache | None:
-        """A sequence's part; None if there is no room now. What is kept for nobody yields, the part
+        """A sequence's part; None if there is no room now. What no sequence uses yields, the part
         that was used longest ago first.
 
         Args:
@@ -271,7 +271,7 @@ class PositionPool(ABC):
 
     @abstractmethod
     def grow(self, cache: SequenceCache, capacity: int) -> bool:
-        """Have a part hold at least so many positions, at most what it was promised; False if there
+        """Have a part hold at least this many positions, at most what it was promised; False if there
         is no room for them now. It must not be in a batch."""
 
     @abstractmethod

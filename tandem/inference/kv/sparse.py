@@ -3,7 +3,7 @@
 TriForce's retrieval cache (Sun et al., arXiv 2404.11912) and StreamingLLM's window (Xiao et al.,
 arXiv 2309.17453). The keys keep the positions that they were rotated for, and new tokens go on at
 their own. Unlike in the papers, new tokens do not take the places of chosen ones: the latest keys
-grow behind these until all are chosen anew.
+grow behind these until all are chosen again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.kv.viewed import Shows
 
-# Tokens behind which keys are chosen anew.
+# Tokens behind which keys are chosen again.
 STRIDE = 64
 # Rounds of which the share of kept tokens is compared with the best since keys were chosen, how
 # much of it is left, at least, the weight of a round, and the drafted tokens that it has.
@@ -33,7 +33,7 @@ class SparseCache(Shows):
 
     Attributes:
         keys: which are seen.
-        due: whether they are to be chosen anew, before the next row.
+        due: whether they are to be chosen again, before the next row.
     """
 
     __slots__ = ("_best", "_chosen", "_kept", "_rounds", "_told", "due", "keys")
@@ -88,7 +88,7 @@ class SparseCache(Shows):
         return held
 
     def _judge(self, kept: int, drafted: int) -> None:
-        """Have keys be chosen anew where much less is kept than at their best.
+        """Have keys be chosen again where much less is kept than at their best.
 
         Args:
             kept: drafted tokens that came out, of those whose rows are held.

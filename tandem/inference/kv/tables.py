@@ -43,7 +43,7 @@ class Tables(PositionPool):
         return True
 
     def _taken(self, count: int) -> list[int] | None:
-        """Free blocks; None if there are not so many, those that are kept among them."""
+        """Free blocks; None if there are too few, those that are kept among them."""
         if count > len(self._free) + self.blocks.num_kept:
             return None
         while len(self._free) < count:

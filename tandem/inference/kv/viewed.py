@@ -90,7 +90,7 @@ class ViewedCache(Shows):
         return len(token_ids)
 
     def keep_text(self, agreed: int, text: int) -> int:
-        """See `SequenceCache.keep_text`. What the other cache holds stays, whoever drafted it."""
+        """See `SequenceCache.keep_text`. What the other cache holds stays, whichever part drafted it."""
         if text - 1 <= self.of.length:
             self._begin()
         else:
@@ -118,7 +118,7 @@ class ViewedCache(Shows):
         self.nodes = nodes
 
     def _cut(self, rows: int) -> None:
-        """Leave the exit's states of so many rows."""
+        """Leave the exit's states of this many rows."""
         left = []
         for part in self.exit_states:
             if rows <= 0:

@@ -194,7 +194,7 @@ def _check(skipped: Skipped, part: ModelPart, model: PreTrainedModel, count: int
     if skipped.made_for and skipped.made_for != fingerprints(model, "").weights:
         raise StartupError(
             f"the skip file {part.skip!r} is for another model, with the weights fingerprint"
-            f" {skipped.made_for[:12]}; search anew with `python -m models.zoo.skip_search`"
+            f" {skipped.made_for[:12]}; search again with `python -m models.zoo.skip_search`"
         )
     for name, numbers in (("attention", skipped.attention), ("mlp", skipped.mlp)):
         if numbers and not 0 <= min(numbers) <= max(numbers) < count:

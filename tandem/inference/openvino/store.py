@@ -54,7 +54,7 @@ def kept(
         wrong = wrong or error
     if wrong is not None:
         reason = f"{type(wrong).__name__}: {first_line(wrong)}"
-        _log.warning("the kept graph of this model cannot be used; it is made anew", reason=reason)
+        _log.warning("the kept graph of this model cannot be used; it is made again", reason=reason)
     return structure
 
 

@@ -152,7 +152,7 @@ class LlamaPass(nn.Module):
         return rows
 
     def foresee(self, longest: int) -> None:
-        """Compute the rotations of so many positions now."""
+        """Compute the rotations of this many positions now."""
         self._rotations.reach(longest)
 
     def _embedded(self, batch: PackedBatch) -> Tensor:
@@ -219,7 +219,7 @@ class Rotations:
         return turns
 
     def reach(self, longest: int) -> None:
-        """Have the rotations of so many positions."""
+        """Have the rotations of this many positions."""
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
             if longest <= self._max_positions:

@@ -45,7 +45,7 @@ class SparseView(OfDecoder):
     def __init__(self, decoder: Decoder, keys: SparseKeys, sequences: int) -> None:
         super().__init__(decoder, "sparse", keys)
         self._keys = keys
-        # As many as are left until they are chosen anew, and a draft with a guess behind it.
+        # As many as are left until they are chosen again, and a draft with a guess behind it.
         most = min(keys.budget + keys.chunk, decoder.about.max_length)
         self._each = most + STRIDE + 2 * LONGEST_DRAFT
         self._masked = self.masked

@@ -24,7 +24,7 @@ class ModelView(OfDecoder):
 
     The first layers (LayerSkip, arXiv 2404.16710): their keys and values are what the whole would
     compute, so that it can go on behind them (`Resumed`). Or all but some sublayers (Draft &
-    Verify, arXiv 2309.08168): the whole computes the drafted rows anew.
+    Verify, arXiv 2309.08168): the whole computes the drafted rows again.
 
     Args:
         decoder: whose part it is, with a pass of the part.

@@ -102,7 +102,7 @@ def test_files_that_are_not_what_was_written_are_refused(name: str, tmp_path: Pa
         (whole[:-1] + b"\7", f"{name} is not what was written"),
     ):
         path.write_bytes(content)
-        with pytest.raises(StartupError, match=f"cannot be used: {sentence}; build it anew"):
+        with pytest.raises(StartupError, match=f"cannot be used: {sentence}; build it again"):
             Index(tmp_path / "index")
     path.unlink()
     with pytest.raises(StartupError, match=r"cannot be used: .*No such file"):

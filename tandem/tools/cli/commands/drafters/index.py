@@ -83,7 +83,7 @@ def build(
             metavar="N",
             min=1,
             max=500_000_000,
-            help="Stop reading at so many tokens. Of each, an index takes 6 bytes (8 if the"
+            help="Stop reading at this many tokens. Of each, an index takes 6 bytes (8 if the"
             " vocabulary has more than 65,536 ids), and building it 40 bytes of memory.",
         ),
     ] = 50_000_000,
