@@ -271,8 +271,8 @@ class PositionPool(ABC):
 
     @abstractmethod
     def grow(self, cache: SequenceCache, capacity: int) -> bool:
-        """Have a part hold at least this many positions, at most what it was promised; False if there
-        is no room for them now. It must not be in a batch."""
+        """Have a part hold at least this many positions, at most what it was promised; False if
+        there is no room for them now. It must not be in a batch."""
 
     @abstractmethod
     def release(self, cache: SequenceCache) -> None:

@@ -90,7 +90,8 @@ class ViewedCache(Shows):
         return len(token_ids)
 
     def keep_text(self, agreed: int, text: int) -> int:
-        """See `SequenceCache.keep_text`. What the other cache holds stays, whichever part drafted it."""
+        """See `SequenceCache.keep_text`. What the other cache holds stays, by whichever part it was
+        drafted."""
         if text - 1 <= self.of.length:
             self._begin()
         else:
