@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -87,8 +88,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Tande
     trailing = () if seconds is None else _retry_metadata(code, sentence, seconds)
     try:
         await context.abort(code, sentence, trailing)
-    except grpc.aio.InternalError:  # a write hangs, and no status goes out behind it
-        raise grpc.aio.AbortError from None
+    except grpc.aio.InternalError:  # a write hangs, and no status goes out after it
+        # gRPC takes no AbortError but its own, which it keeps; this one ends the call without a word.
+        raise asyncio.CancelledError from None
 
 
 def _retry_metadata(
