@@ -78,7 +78,7 @@ class LearningServicer(learning_pb2_grpc.LearningServiceServicer):
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """What stands in the way of an administrator's call, in its own words.
+    """Tell an administrator the errors of a call in their own words.
 
     Raises:
         Exhausted: in place of errors of the disk and of memory.

@@ -77,7 +77,8 @@ class Preparing:
         self._job.add_done_callback(self._over)
 
     def stop(self) -> None:
-        """The next step comes, before whose answer all drafts have been sent; or the end."""
+        """The next step comes, or the end: what is being prepared is dropped. A caller that waits
+        for drafts is told of none."""
         if self._job is not None:
             self._job.remove_done_callback(self._over)
             self._job.cancel()
@@ -93,7 +94,8 @@ class Preparing:
         self._send(job)
 
     def _send(self, job: asyncio.Future[None] | None = None) -> None:
-        """Send what is ready; nothing of a job that goes on."""
+        """Send the drafts of a job that has ended, if they were asked for; without a job, a message
+        with none."""
         request, self._asked = self._asked, None
         if request is None:
             return

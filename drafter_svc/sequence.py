@@ -153,7 +153,7 @@ class DraftedSequence(
             self._heard.hear(emitted, feedback, self._last_depth)
         if self._preparing is not None:
             self._preparing.stop()
-        # From now on nothing is prepared behind the last draft, though it be written only now.
+        # From now on nothing is prepared after the last draft, even if that is sent only now.
         self._progress = Progress(self._progress.length + len(emitted), request.round)
         size = DraftSize(request.gamma, request.max_nodes)
         step = request.round, emitted, size, feedback
@@ -216,7 +216,7 @@ class DraftedSequence(
     def _feedback(
         self, request: drafter_pb2.DraftStep, sequence: DraftSequence, length: int
     ) -> list[Feedback]:
-        """What a request tells of the target's passes; the text is so long behind its tokens."""
+        """What a request tells of the target's passes; with its tokens the text has this length."""
         wanted, last, vocab_size = self._traits.feedback, self._last_draft, sequence.vocab_size
         if not request.feedback:
             return []
@@ -231,10 +231,8 @@ class DraftedSequence(
             )
         if not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
-        if request.max_nodes > max(self._traits.largest_tree, request.gamma):
-            raise InvalidRequest(
-                f"draft.max_nodes must be 0..{self._traits.largest_tree}, got {request.max_nodes}"
-            )
+        if request.max_nodes > (most := max(self._traits.largest_tree, request.gamma)):
+            raise InvalidRequest(f"draft.max_nodes must be 0..{most}, got {request.max_nodes}")
         held, count = self._progress.length, len(request.new_token_ids)
         if held + count > self._end:
             raise InvalidRequest(

@@ -22,7 +22,7 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         le=1024,
         description="most drafted tokens to prepare at a time, after likely outcomes of the drafts"
         " that targets verify; open sequences share them. Each sequence reserves up to 2 x AHEAD"
-        " further positions of the KV cache. 0 prepares none",
+        " further positions of the KV cache, and those of a draft. 0 prepares none",
     )
     ahead_kib: int = Field(
         256,

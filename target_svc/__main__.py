@@ -29,7 +29,7 @@ def _service() -> Callable[[TargetSettings], Service]:
 
 
 def _ranks(settings: TargetSettings) -> bool:
-    """Compute for another machine's target, if this one is to; whether it was."""
+    """Compute a part of another machine's target, if so set; whether that was done."""
     from tandem.settings import read_settings
     from target_svc.settings import VllmSettings
 

@@ -31,8 +31,8 @@ class OwnDrafts:
         info: what the handshake says of it, but for what passes take.
         vocab_size: of the target.
         feedback: that the method wants; None for none.
-        exit: layers of the target that drafts come from, behind which it goes on; 0 where it
-            computes drafted rows from the first layer on.
+        exit: first layers of the target, which drafted; it verifies by the layers after them. 0
+            where it computes all layers of drafted rows.
         on_device: whether chains stay on the device until they are decided: target and drafter
             share one that works by itself, and a round waits for it once. On a CPU nothing is
             copied, and the rules' kernels take drafts of the host.

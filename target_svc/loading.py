@@ -93,7 +93,7 @@ def _load_here(settings: TargetSettings, views: Sequence[ModelPart]) -> Model:
         states_of=settings.feedback,
         views=tuple(view for view in views if view != WHOLE),
     )
-    alone = WHOLE in views or settings.overlap  # no other one shows its keys, or goes by groups
+    alone = WHOLE in views or settings.overlap  # torch alone shows keys, or goes by groups
     if alone and settings.engine == "auto":
         options = replace(options, engine="torch")
     return load_decoder(source, options, settings)
@@ -242,7 +242,7 @@ def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None
         )
     recipe = recipe_of(keys)
     if keys.model == OF_TARGET and isinstance(recipe, OfModel) and not recipe.model:
-        # What is told of it says whose part drafts.
+        # So its description says that a part of the target drafts.
         recipe = recipe.model_copy(update={"model": OF_TARGET})
     return recipe, keys
 
@@ -260,7 +260,7 @@ def views_of(
     recipe, keys = own
     views = parts_of_target(recipe, keys.model)
     if any((one.path or keys.model) != OF_TARGET for one in recipe.checkpoints) or not views:
-        return views  # what is set of drafters is for the others
+        return views  # the drafter's settings are for its other models
     device, asked = (
         name.replace("cuda:0", "cuda") for name in (settings.device, settings.draft_device)
     )
@@ -314,8 +314,8 @@ def own_drafts(
     drafter = drafter_of(recipe, models, keys.truncation)
     views = views_of((recipe, keys), settings)
     if any(view.skip for view in views):
-        # The text's keys are of all sublayers, and those of drafted tokens are not: where a round
-        # began makes a difference.
+        # All sublayers computed the text's keys, and some those of drafted tokens: a row depends on
+        # where its round began.
         drafter.traits = replace(drafter.traits, pure=False)
     require_its_vocabulary(drafter, target.about)
     _require_feedback(drafter, info, target.about)
@@ -334,7 +334,7 @@ def own_drafts(
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     told = wanted.of(target.about.of_layers, on_device=True) if wanted.told else None
-    # Behind an exit alone stands what the target would compute.
+    # Only after an exit without `skip` are the states those of the target.
     exit_ = max((view.exit for view in views if not view.skip), default=0)
     if any(layer <= exit_ for layer in target.about.of_layers):
         exit_ = 0  # states of lower layers are wanted of whole passes

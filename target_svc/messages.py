@@ -57,7 +57,7 @@ def carry_from(message: common_pb2.VerifierCarry, rule: Verifier[Any], gamma: in
         InvalidRequest: the rule cannot have such a state.
     """
     if len(message.levels) > gamma:
-        raise InvalidRequest(f"open.carry holds {len(message.levels)} levels, gamma allows fewer")
+        raise InvalidRequest(f"open.carry holds {len(message.levels)} levels, gamma allows {gamma}")
     levels = [(level.log_ratio, level.count) for level in message.levels]
     try:
         return rule.carry_from(levels, gamma)

@@ -48,7 +48,7 @@ class Overlap:
     def round(
         self, sequence: TargetSequence, round_: int, wanted: FeedbackWanted | None = None
     ) -> Steps[Decision]:
-        """Compute the last emitted token, as far as it is not, and draw the next one.
+        """Take the last emitted token through the layers that are left, and draw the next one.
 
         Args:
             sequence: that it continues.
@@ -82,7 +82,7 @@ class Overlap:
         return tell(sequence, decision, wanted)
 
     def look_ahead(self, sequence: TargetSequence, round_: int) -> Steps[None]:
-        """Guess behind a round that is told, for the coming one, where its row is at hand.
+        """After a round that was reported, guess for the next one, where its row is at hand.
 
         Args:
             sequence: behind the round, in the same step.
@@ -96,8 +96,8 @@ class Overlap:
     def _guess(
         self, sequence: TargetSequence, flight: Flight, scored: ScoredRows, round_: int
     ) -> Steps[None]:
-        """Guess what follows the flight's last token: what its round's own number draws from the
-        row behind the layers so far, then the likeliest others.
+        """Guess what follows the flight's last token: first what its round's random number draws
+        from the exit's row, then the likeliest others.
 
         Args:
             sequence: the text.
@@ -127,7 +127,7 @@ class Overlap:
                 shaped=shaped,
             )
             drawn: Decision = yield ToHost(decided)
-        except EngineFailure:  # an exit's row may be none, where the model's own is one
+        except EngineFailure:  # an exit's row may not be finite where the model's own is
             return
         if shaped is not None and shaped.dead[0]:
             return

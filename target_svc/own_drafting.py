@@ -9,8 +9,8 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.engine.answers import Decision
 from tandem.speculation.feedback import Feedback, FeedbackWanted
 
-# Rounds without a draft whose hidden states are kept for the next one: of more the oldest are
-# forgotten, and a head begins again after them.
+# Rounds without a draft whose hidden states are kept for the next one: of more, the oldest are
+# dropped, and a head begins again after the gap.
 _MOST_UNTOLD = 64
 
 
@@ -32,8 +32,8 @@ class OwnDrafting:
 
     @property
     def wanted_now(self) -> FeedbackWanted | None:
-        """What it wants of a round without a draft: a text that was drafted, and will be again,
-        leaves no gap in its hidden states."""
+        """What it wants of a round without a draft: once it has drafted for a text, the hidden
+        states must have no gap."""
         return None if self.sequence is None else self.wanted
 
     def note(self, decision: Decision, told: FeedbackWanted | None) -> None:

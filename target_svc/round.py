@@ -76,7 +76,7 @@ class TargetSequence:
         shaped: what its request does to the logits, at the text's end; None for nothing.
         prompt_log_probs: of the prompt's tokens but for the first, once they are computed.
         last_token: emitted last, not computed yet.
-        length: tokens held, the last one included; 0 until the prompt is computed.
+        length: tokens of the text, the last one included; 0 until its first step begins.
         numbers: of its verdicts.
     """
 
@@ -263,7 +263,7 @@ class _Arranged(NamedTuple):
 
 
 def _arranged(draft: Draft | Sequence[DrawnToken], known: Resumable) -> _Arranged:
-    """The rows of a draft that are to be computed, behind those of which something is."""
+    """A draft's rows in the order of the pass: first those whose lower layers are computed."""
     if not isinstance(draft, Draft):
         return _Arranged(draft, resumed=known.resumed)
     if draft.parents is None:
@@ -362,8 +362,8 @@ def _keep(sequence: TargetSequence, decision: Decision, at: Sequence[int]) -> No
 
 
 def extend(sequence: TargetSequence, decision: Decision) -> None:
-    """Write a verdict into the sequence, whose cache has kept what was accepted; others may find
-    it."""
+    """Write a verdict into the sequence, whose cache has kept what was accepted; other sequences
+    may then find it."""
     cache = cache_of(sequence)
     sequence.length += decision.num_accepted + (not decision.dead_end)
     sequence.last_token = decision.next_token

@@ -52,8 +52,8 @@ class RunRound(NamedTuple):
         length: tokens that the sequence holds behind it.
         last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
             case.
-        ended: the text does: there is no room, a token of `end_token_ids` was emitted, or none may
-            come.
+        ended: whether the text has: it is as long as it may be, a token of `end_token_ids` was
+            emitted, or none may come.
     """
 
     round: int

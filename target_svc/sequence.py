@@ -280,7 +280,7 @@ class VerifiedSequence(
         """Rounds by the engine alone, as long as some are granted."""
         credit = self._credit = self._begun(request) if request.round else self._credit
         if credit is None:
-            raise WrongState("run.round may be 0 only behind a run")
+            raise WrongState("run.round may be 0 only after a run")
         early, self._early = self._early, []
         for granted in (request, *early):
             self._grant(credit, granted)
@@ -355,7 +355,7 @@ class VerifiedSequence(
                 f" for {longest}"
             )
         if self._progress.length < 2:
-            raise InvalidRequest("run.gamma must be 0 behind a single token")
+            raise InvalidRequest("run.gamma must be 0 after a single token")
         room = asked.nodes - info.probes
         if info.probes and room < (nodes or gamma):
             raise InvalidRequest(

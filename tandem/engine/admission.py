@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from tandem.engine.scorer import Memory
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
 
-# Between two calls of `make_room` while a sequence waits, which may be for a second only.
+# Between two calls of `make_room` while a sequence waits, for a second at least.
 _LOOK_SECONDS = 0.1
-# Positions that are left free for each open sequence when another one opens: else those would need
-# its memory at once.
+# Positions that are left free for each open sequence that may still grow, when another one opens:
+# else those would need its memory at once.
 HEADROOM = 64
-# How long a sequence waits that goes before all others: running ones have to end first. If that is
-# not enough, no other one is admitted until it has come again.
+# How long a sequence waits at least that goes before all others: running ones have to end first. If
+# it gives up, no other one is admitted for `_TURN_SECONDS`, or until it has come again.
 _FIRST_SECONDS, _TURN_SECONDS = 30.0, 3.0
 
 
@@ -44,8 +44,8 @@ class AdmissionLimits:
         max_sequences: open at once.
         max_waiting: that wait for a slot or for room.
         wait_seconds: that each of them waits at most.
-        overcommit: positions that are promised to sequences, over those that there are. With more
-            than 1, sequences may run out of room, and the youngest is given back.
+        overcommit: positions that may be promised to sequences, as a multiple of those that there
+            are. With more than 1, sequences may run out of room, and the youngest is given back.
     """
 
     max_sequences: int
@@ -73,7 +73,7 @@ class RoomWanted:
 class Admission:
     """First come, first served; memory is promised before a sequence is open. Unless more may be
     promised than there is, a sequence gets all of it at once, so that none runs out of it midway.
-    Lives on the event loop, but for `reclaim`.
+    Changed on the event loop, but by `reclaim` and `forget`.
 
     Attributes:
         opened: sequences since the start.
@@ -141,7 +141,7 @@ class Admission:
         Raises:
             InvalidRequest: it could never fit.
             Exhausted: too many wait already, or it waited for too long.
-            Unavailable: the engine is stopping, or its device is gone.
+            Unavailable: the engine is stopping or has failed, or its device is gone.
         """
         if self._closed:
             raise Unavailable(self._closed)
@@ -175,7 +175,7 @@ class Admission:
             async with asyncio.timeout(seconds):
                 await granted
         except BaseException as error:
-            # It may have been granted in the very moment in which it gave up.
+            # It may have been granted just as it gave up.
             if self.release(sequence):
                 self.reclaim(sequence)
             if not isinstance(error, TimeoutError):

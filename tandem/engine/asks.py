@@ -1,8 +1,8 @@
 """What a drafting method, or a target's round, asks of the engine that runs it.
 
 A method is a generator: it yields asks and is sent the answers. The engine answers the pending
-asks of all sequences together, in one packed pass a scorer, vectorised draws and decisions, and
-one wait for the host; the tests answer them one by one. Nothing here touches a device.
+asks of all sequences together, in one packed pass a scorer, vectorised draws and decisions, and one
+copy to the host; the tests answer them one by one. Nothing here touches a device.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Truncation:
 class Draw:
     """Compute the feed's tokens and draw behind each of its rows, shaped by the request's sampling,
     truncated and rounded; the answer is a list of `DrawnToken`, row by row. Where more are to
-    `follow`, it may have several tokens of the chain: the feed's row was drawn from, then that
-    token was fed, and so on; all but the last one are in the cache.
+    `follow`, the answer may have several tokens of the chain, each drawn from the row of the one
+    before; all but the last one are in the cache.
 
     Attributes:
         scorer: whose rows they are.

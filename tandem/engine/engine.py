@@ -34,7 +34,7 @@ T = TypeVar("T")
 Answered = tuple[Job[Any], str, StageTimes]
 
 
-# A report is told behind as many further steps, if none of them waits for the device.
+# A report is told after this many further steps at most, if none of them waits for the device.
 _MOST_HELD = 2
 
 
@@ -54,7 +54,8 @@ class StepRunner(Protocol):
         """
 
     def settle(self) -> None:
-        """Book the times of all that was reported. `step` does so itself where a job is over."""
+        """Book the times of all that was reported. `step` does so itself where a job is over or
+        idle, or where the device is not `ahead`."""
 
     def answers(self) -> bool:
         """Whether the device still works."""
@@ -69,7 +70,7 @@ class Engine:
 
     Attributes:
         admission: which sequences have a slot.
-        on_device_lost: called on the event loop when the device answers no more.
+        on_device_lost: called on the event loop when the device is lost or the thread has failed.
         on_answered: called there with the times of results, when those who wait for them have
             them.
         on_given_back: called in the engine's thread with the number of sequences whose memory older
@@ -314,8 +315,8 @@ class Engine:
             self._on_loop(self.admission.admit_waiting)
 
     def _with_room(self, batch: list[Job[Any]]) -> list[Job[Any]] | None:
-        """The jobs of a selected step that have room; None where jobs have ended for it, behind
-        what they have reported."""
+        """The jobs of a selected step that have room; None where jobs were ended to make room,
+        after what they had reported was told."""
         made = None
         try:
             made = self._growing.make_room(batch, self._jobs)

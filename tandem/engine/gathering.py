@@ -33,7 +33,7 @@ class Gathering(Generic[S]):
 
     def __init__(self) -> None:
         self._of: dict[S, _Absence] = {}
-        # Of all sequences, for one that was never away.
+        # Of the one that came last, for one that was never away.
         self._usual: float | None = None
 
     def leave(self, sequence: S, now: float) -> None:

@@ -21,7 +21,7 @@ class RoomMade:
 
     Attributes:
         given_back: sequences, whose jobs the caller ends.
-        waiting: jobs that take no part in the step: younger ones will be through with their drafts.
+        waiting: jobs that skip the step, until younger sequences have ended their drafts.
         ended: whether drafts that no text waits for had to end.
     """
 
@@ -60,7 +60,7 @@ class GrowingSequences:
         """Why a sequence does no more steps; None where it does."""
         if sequence not in self._gone:
             return None
-        return OutOfRoom("older sequences needed the memory; open the text again where it is")
+        return OutOfRoom("older sequences needed the memory; open the text again with its tokens")
 
     def make_room(self, jobs: Jobs, others: Jobs = ()) -> RoomMade:
         """Room for the next feeds of all jobs.
@@ -96,9 +96,9 @@ class GrowingSequences:
     def _youngest(
         self, job: Job[object], pool: object, drafting: Collection[AdmittedSequence]
     ) -> AdmittedSequence | None:
-        """Who goes for a job, of those with memory of a pool; None where all that are younger are
-        drafting. How long that takes hangs on what they have drawn, so to drop their drafts would
-        bias their texts; and they end soon."""
+        """The sequence to give back for a job, of those with memory of a pool; None where all
+        younger ones are drafting. A draft's length may depend on its draws, so to drop it would
+        bias the text; and drafts end soon."""
         waits = False
         for one in reversed(self._growing):
             if one is job.sequence:
@@ -111,8 +111,8 @@ class GrowingSequences:
 
     def _lacking(self, job: Job[object]) -> object | None:
         """The pool that has no room for what a job's next feed needs; None where all have. With the
-        first draw of a draft, each of its sequence's caches gets what the longest draft needs, and
-        its verdict: later, what was drawn must not decide whether there is room."""
+        first draw of a draft, each of its sequence's caches gets room for the longest draft and its
+        verdict: whether there is room must not depend on what was drawn."""
         ask = job.ask
         assert ask is not None
         cache = ask.feed.cache  # type: ignore[union-attr]  # only asks for passes wait between steps
@@ -133,6 +133,6 @@ class GrowingSequences:
 
 
 def _holds(cache: Any, more: int) -> bool:
-    """Whether a cache holds further positions behind those in use, by now."""
+    """Whether a cache has this many positions beyond those in use, or can grow to them now."""
     wanted = min(cache.used + more, cache.promised)
     return wanted <= cache.capacity or bool(cache.pool.grow(cache, wanted))

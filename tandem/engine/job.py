@@ -46,7 +46,7 @@ class Job(Generic[T]):
         on_report: takes each result that comes before the end, on the event loop.
         result: what the steps returned.
         traced: the span that the job is done for, where there is one.
-        times: where the job's time went since its last report, filled in as it runs.
+        times: where the job's time went since its last report or lap, filled in as it runs.
         reports: results that were not told yet. Engine thread.
         done: resolved at the job's end.
         arrived_ns: when it was given to the engine, of time.perf_counter_ns().
@@ -88,7 +88,7 @@ class Job(Generic[T]):
 
     @property
     def tokens(self) -> int:
-        """New tokens that the next step would feed."""
+        """New tokens of its next feed; of a prompt, all that are left."""
         ask = self.ask
         if isinstance(ask, Take):
             return ask.left

@@ -11,15 +11,16 @@ from tandem.engine.asks import Draw, DrawTogether, Review, Take
 from tandem.engine.job import Job
 from tandem.profile import Profile
 
-# Where no text waits, prompts share passes until their rows take this factor times as long as what
-# a pass takes in any case. In larger ones a burst's first prompts would only wait for its last.
+# Where no sequence is running, a chunk of prompts may take this many times as long as a pass of one
+# row. In larger ones a burst's first prompts would only wait for its last.
 _ROWS_ALONE = 10
-# However fast the device is: what a pass computes on the way has no memory set aside.
+# Tokens of such a chunk at most: a pass's intermediate results have no memory set aside.
 _LARGEST_ALONE = 2048
-# Full steps of prompts that quiet ones save up for: a burst of short prompts takes as many of them
-# whichever texts run, since those that run together share each pass.
+# Full chunks of prompts that quiet steps save up for, enough for a burst of short prompts. The
+# texts that run do not change that, since they share each pass.
 _MOST_SAVED = 8
-# Products compute rows in tiles of up to as many: row 129 costs a CPU a quarter of those before it.
+# Matrix products take rows in tiles of up to this many: row 129 costs a CPU a quarter of the 128
+# before it.
 _TILE = 128
 
 
@@ -34,7 +35,7 @@ class BatchLimits:
             share of its time.
         gather: how long it may wait for others that should come, as a share of the last step.
         profile: of the model that computes the prompts, with short texts.
-        span: positions before a row whose attention takes as long as the rest of the row.
+        span: earlier positions for which a row's attention takes as long as the rest of its work.
     """
 
     token_budget: int = 512
@@ -67,8 +68,8 @@ class BatchLimits:
 
     @property
     def chunk_alone(self) -> int:
-        """Prompt tokens in a step where no sequence is running. A step may take as many of what is
-        saved, for prompts that it completes."""
+        """Prompt tokens in a step where no sequence is running. With what is saved, any step may
+        take up to this many in all, for prompts that it completes."""
         if self.prefill_chunk:
             return self.prefill_chunk
         found = self.profile.rows_within(_ROWS_ALONE * self.profile.at(1, 1))
@@ -90,10 +91,10 @@ def select(
 ) -> list[Job[Any]]:
     """The next step: running sequences first come, first served, and a chunk of prompts.
 
-    The oldest of either kind always takes part, so none starves. Where some draw and others wait
-    for another model, that drafts are for, those who draw have steps of their own first: their
-    passes are short, and then all share one of the large model. Jobs that no text waits for have
-    steps that no other job takes part in.
+    Of those that may take part, the oldest of either kind does, so none starves. Where some draw
+    and others wait for another model, that drafts are for, those that draw have steps of their own
+    first: their passes are short, and then all share one of the large model. Jobs that no text
+    waits for share steps with each other alone.
 
     Args:
         jobs: in the order of their arrival.

@@ -43,16 +43,16 @@ _Jobs = Sequence[Job[Any]]
 
 
 class Stepper:
-    """Answers asks by scorers that share a device.
+    """Answers asks by scorers, mostly of one device.
 
     Attributes:
         ahead: whether the device works by itself, while the host does something else.
 
     Args:
-        device: theirs.
+        device: of the first one; its clock times the steps.
         passes_elsewhere: whether the passes are computed by other threads than torch's, now.
-            Those would be woken for the numbers between two passes only, and on a busy machine
-            that takes as long as a slice of its time (3 ms instead of 0.1).
+            Torch's would be woken for the numbers between two passes alone, which on a busy machine
+            takes a time slice (3 ms instead of 0.1).
     """
 
     def __init__(
@@ -283,8 +283,9 @@ class _Drawing:
 
     @property
     def kind(self) -> tuple[float, int, bool, bool]:
-        """What draws have to have in common to be made together. Without siblings at temperature 0
-        a row of one token does; with them it is the likeliest few."""
+        """What draws that are made together have in common. At temperature 0, siblings are the
+        likeliest few tokens; without siblings that draw is from a row of one token, and is like any
+        other."""
         ask, cut = self.ask, self.ask.truncation
         earlier = bool(ask.earlier)
         likeliest = ask.sampling.greedy and (earlier or max(ask.counts) > 1)
@@ -315,7 +316,7 @@ def _bring_drafts_home(asking: Sequence[tuple[Job[Any], ToHostTogether]]) -> Non
 
 
 def _bring_home(asking: Sequence[tuple[Job[Any], ToHost]]) -> None:
-    """Answer all that wait for the host."""
+    """Answer all that want results on the host."""
     decided: list[tuple[Job[Any], DeviceVerdict]] = []
     drawn: list[tuple[Job[Any], ToHost]] = []
     for job, ask in asking:
@@ -337,7 +338,7 @@ def _report(asking: Sequence[tuple[Job[Any], Report]]) -> None:
         job.report(ask.result)
 
 
-# What needs no pass, in this order: what is decided is told before anything else is.
+# Asks that need no pass, in this order: all that is decided goes to the host by one copy.
 _ANSWERS: dict[type[Any], Callable[[Any], None]] = {
     Decide: _decide,
     ReadTokens: _tell,

@@ -89,7 +89,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Tande
     try:
         await context.abort(code, sentence, trailing)
     except grpc.aio.InternalError:  # a write hangs, and no status goes out after it
-        # gRPC takes no AbortError but its own, which it keeps; this one ends the call without a word.
+        # gRPC takes no AbortError but its own, which it keeps. This ends the call in silence.
         raise asyncio.CancelledError from None
 
 

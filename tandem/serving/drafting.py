@@ -200,7 +200,7 @@ def parts_of_target(recipe: Recipe, model: str) -> list[ModelPart]:
 def law_of(
     recipe: Recipe, truncation: Truncation, models: Sequence[Model], drafter: Drafter
 ) -> tuple[str | float, ...]:
-    """What drafts hang on: the recipe, its truncation, its models, and other data."""
+    """What determines drafts: the recipe, its truncation, its models, and other data."""
     fingerprints = [model.about.fingerprint for model in models]
     described = recipe.model_dump_json()
     return described, truncation.mass, truncation.support, *fingerprints, drafter.traits.data

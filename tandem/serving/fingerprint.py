@@ -9,7 +9,7 @@ from tandem.errors import Unavailable
 
 
 def fingerprint_of(*parts: str | float) -> str:
-    """SHA-256 over what a service's law hangs on, in hexadecimal."""
+    """SHA-256 over what determines a service's law, in hexadecimal."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -94,8 +94,8 @@ class LoadedService:
             model.close()
 
     def improve(self) -> None:
-        """Look for faster models, one after the other, and read the tokenizer for grammars, so that
-        the first of them does not wait for it. Slow; from any thread."""
+        """Look for faster passes, model by model, and read the tokenizer for grammars, so that the
+        first grammar does not wait for it. Slow; from any thread."""
         self.grammars.prepare()
         for model in self.models:
             model.improve()

@@ -70,7 +70,7 @@ class EngineMeter:
             watch(metrics.KV_LONGEST, lambda: admission.longest, role)
 
     def stepped(self, sequences: int) -> None:
-        """Count a pass, by the number of sequences that share it. Engine thread."""
+        """Count a step, by the number of sequences that share it. Engine thread."""
         self._batch.observe(sequences)
 
     def gave_back(self, sequences: int) -> None:

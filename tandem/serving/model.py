@@ -108,8 +108,8 @@ def max_length(model: Model, settings: ModelSettings) -> int:
 
 
 def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:
-    """An engine that scores with decoders of one device, not started. Each sequence gets a part
-    of every one's KV cache, or of none."""
+    """An engine over decoders, not started; its steps are timed on the first one's device. Each
+    sequence gets a part of every one's KV cache, or of none."""
     profile = Profile(decoders[0].pass_times)
     limits = BatchLimits(
         settings.token_budget,
@@ -137,7 +137,7 @@ def info_of(model: Model, settings: ModelSettings, *law: str | float) -> common_
     Args:
         model: loaded.
         settings: of the service.
-        law: what its texts hang on besides the model.
+        law: what determines its texts besides the model.
     """
     about = model.about
     return common_pb2.ModelInfo(

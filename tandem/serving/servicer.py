@@ -24,7 +24,7 @@ class EngineServicer(ABC, Generic[M, L]):
 
     Attributes:
         streams: that carry its sequences.
-        lost: set when the device answers no more.
+        lost: set when the engine has lost its device or failed.
         metering: its metrics; None if they are not read.
 
     Args:
@@ -77,7 +77,7 @@ class EngineServicer(ABC, Generic[M, L]):
         self.streams.drain()
 
     async def stop(self) -> None:
-        """Stop the engine."""
+        """Stop the engine, and close what was loaded."""
         if self._improving is not None:
             self._improving.cancel()  # it is not waited for; its thread ends with the process
         if self._loaded is not None:

@@ -37,9 +37,8 @@ Capture = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 
 
 class ChainGraph:
-    """Some steps of chains of at most so many texts, with memory of its own that each batch is
-    copied to, and that it keeps: a replay writes there. Spare rows write to a slot of the pool that
-    no sequence has.
+    """Some steps of chains of at most `rows` texts. Each batch is copied to memory of the graph's
+    own, where a replay writes. Spare rows write to a slot of the pool that no sequence has.
 
     Args:
         backend: whose pass it is.
@@ -145,7 +144,7 @@ class Chains:
         capture: Capture,
     ) -> None:
         self.cut = cut
-        # The longest chains first, each by the fewest rows that do.
+        # The longest chains first; of each length, the fewest rows that do.
         sizes = itertools.product(reversed(_STEPS), (size for size in _ROWS if size <= rows))
         self._graphs = [
             ChainGraph(backend, size, steps, longest, cut, capture) for steps, size in sizes

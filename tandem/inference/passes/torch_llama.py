@@ -29,12 +29,13 @@ from tandem.inference.passes.torch_layout import PlainLinear
 from tandem.kernels.layer import gate, turn_and_write
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-# Positions whose rotations are computed at first; doubled whenever a text is longer.
+# Positions whose rotations are computed at first; for a longer text, up to the next power of two.
 _FIRST_TURNS = 1024
 
 
 class LlamaPass(nn.Module):
-    """Embedding, layers, norm and head. Inference only; takes its weights out of the model.
+    """Embedding, layers, norm and output matrix. Inference only; takes its weights out of the
+    model.
 
     Args:
         model: one that `fits`; its own layers are empty afterwards.

@@ -75,7 +75,7 @@ class ModulePass(nn.Module):
         """Called by each layer.
 
         Args:
-            module: the layer.
+            module: the layer's attention.
             query: [1, Hq, T, D] of the batch.
             key: [H, positions, D], the pool's.
             value: [H, positions, Dv], the pool's.

@@ -138,7 +138,7 @@ async def test_a_close_ends_a_run_between_two_rounds(stack: Stack) -> None:
     ("requests", "code", "sentence"),
     [
         ([run_step()], WRONG_STATE, "first message must be open"),
-        ([open_verify(), more(1)], WRONG_STATE, "run.round may be 0 only behind a run"),
+        ([open_verify(), more(1)], WRONG_STATE, "run.round may be 0 only after a run"),
         ([open_verify(), run_step(rounds=0)], INVALID, "run.rounds must be 1..32, got 0"),
         ([open_verify(), run_step(rounds=33)], INVALID, "run.rounds must be 1..32, got 33"),
         ([open_verify(), run_step(position=3)], WRONG_STATE, "position 3"),
