@@ -103,7 +103,7 @@ class GeneratedText:
 
     @property
     def seed(self) -> int:
-        """Of all random numbers."""
+        """Of all random numbers; where none was given and the text broke off, of its last part."""
         return self.summary.effective.sampling.seed
 
     @property

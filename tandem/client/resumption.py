@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
 from tandem.client.errors import CallFailed, Lost
@@ -22,7 +21,8 @@ class Resumption:
         asked: the request that goes on behind what was received.
 
     Args:
-        generation: what to generate; without a seed, one is drawn for all calls.
+        generation: what to generate. Without a seed each call has one of its own: to draw one here
+            would ask for a text that can be repeated, which waits for its drafter.
         seconds: how long to try again after the text's orchestrator is lost; 0 gives up at once.
         timeout_s: for the whole text; None for none.
         now: seconds of a clock that never goes back.
@@ -39,8 +39,6 @@ class Resumption:
     ) -> None:
         self.asked = pb.Generation()
         self.asked.CopyFrom(generation)
-        if not self.asked.sampling.HasField("seed"):
-            self.asked.sampling.seed = secrets.randbits(64)
         self._seconds, self._now, self._note = seconds, now, note
         self._until = None if timeout_s is None else now() + timeout_s
         self._rounds = 0

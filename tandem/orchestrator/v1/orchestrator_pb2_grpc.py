@@ -71,8 +71,8 @@ class OrchestratorServiceServicer:
         drafter with a free slot, until its deadline, or without one for the orchestrator's
         QUEUE_SECONDS; then it ends with DEADLINE_EXCEEDED or UNAVAILABLE. A call is safe to retry
         while no message has come. After that, resume, here or at another orchestrator of the same
-        target: send the same request with its seed, received_token_ids = all ids that came,
-        first_round = last received round + 1. The text continues after the received tokens and
+        target: send the same request, with its seed if it had one, received_token_ids = all ids that
+        came, first_round = last received round + 1. The text continues after the received tokens and
         follows the same law (distribution). At temperature 0, and with gamma 0 and a given seed, the
         whole text equals the text without the break (float32). With drafts, other tokens may follow,
         since the rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be
