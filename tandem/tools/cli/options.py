@@ -8,6 +8,8 @@ import typer
 
 from tandem.tools.cli.metrics_addresses import is_endpoint
 
+# As the help names them; to import them takes seconds, since they import torch.
+RULES = "block, token, greedy_block, spectr or gbv"
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 HTTP_ADDRESS = "127.0.0.1:8000"
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from tandem.tools.cli.options import RULES
+
 _SAMPLING = "Sampling"
 _STOPPING = "Stopping"
 _SHAPING = "Shaping"
@@ -85,7 +87,7 @@ VerifierOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="block, token, greedy_block, spectr or gbv.",
+        help=f"{RULES}.",
         rich_help_panel=_SPECULATION,
     ),
 ]

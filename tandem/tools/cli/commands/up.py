@@ -18,7 +18,7 @@ from tandem.failure import Failure, Misconfigured
 from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.metrics_addresses import METRICS_ADDRESSES, variable_of_metrics
-from tandem.tools.cli.options import DEFAULT_ADDRESS, HTTP_ADDRESS
+from tandem.tools.cli.options import DEFAULT_ADDRESS, HTTP_ADDRESS, RULES
 
 if TYPE_CHECKING:
     from tandem.tools.local.stack import Stack
@@ -112,7 +112,7 @@ _Verifier = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="block, token, greedy_block, spectr or gbv. Default block.",
+        help=f"{RULES}. Default block.",
         rich_help_panel=_SPECULATION,
     ),
 ]
