@@ -1,6 +1,7 @@
 """Chats of several turns: what a cache of prefixes saves, turn by turn.
 
     python -m benchmarks.chats [--quick] [--engines tandem openvino] [--gammas 0 4] [--chats 4]
+        [--published]
 
 All chats have one system prompt. A turn adds a question, or every other time the longer output of a
 tool, as agents do; then the answer is written, and the next turn begins with all of it. Each engine
@@ -166,6 +167,8 @@ class Chats:
     def run(self) -> None:
         """Start the engines, write all chats, and stop the engines."""
         plan = QUICK if self._options.quick else FULL
+        if self._options.published:
+            plan = replace(plan, published="chats")
         folders = checkpoints(plan, self._say)
         try:
             for engine in self._options.engines:
@@ -254,6 +257,9 @@ def main() -> None:
     )
     telling_engines = [engine for engine in ENGINES if engine.name in _TELLING]
     parser.add_argument("--quick", action="store_true", help="a smaller target")
+    parser.add_argument(
+        "--published", action="store_true", help="SmolLM2-135M-Instruct; drafts are by lookup"
+    )
     parser.add_argument("--engines", type=named, nargs="+", default=telling_engines)
     parser.add_argument("--gammas", type=int, nargs="+", default=[0, 4], help="draft lengths")
     parser.add_argument("--chats", type=int, default=2, help="behind the one that warms up")
