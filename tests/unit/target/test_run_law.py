@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
-from target_svc.round import Resumable
+from target_svc.round import Resumable, TargetSequence
 from tests.support.laws.runs.law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
+from tests.support.laws.tables import PROMPT
 
 WITH_TOKEN = pytest.mark.campaign(
     "a run of `cascade` or `horizontal` with `token` leaves the law as it is",
@@ -26,6 +28,11 @@ WITH_TOKEN = pytest.mark.campaign(
 OF_VIEWS = pytest.mark.campaign(
     "a part of the target leaves the law as it is, by `token` too and in chains with branches",
     "the same by `block` and `greedy_block`, in chains and trees (this file)",
+)
+GIVEN_BACK = pytest.mark.campaign(
+    "a text that is given back before each of its rounds keeps its law, with every method and rule",
+    "chains by `block`, several chains by `spectr`, a warm tree (this file); the same text by each"
+    " method (unit/engine/test_growing.py)",
 )
 # Their parts are enumerated apart, and each by both rules in unit/drafting/composed.
 COMPOSED = ("cascade", "horizontal")
@@ -61,6 +68,44 @@ def test_so_does_a_text_whose_prompt_was_computed_for_another(name: str, rule: s
     law = RunLaw(name, rule, SIZES, warm=True)
     assert law.error() < TOLERANCE
     assert law.deepest >= 1
+
+
+def given_back() -> list[Any]:
+    found = []
+    for name, recipe in METHODS.items():
+        for rule in rules_for(recipe.drafter):
+            if not rule.needs_every_draft:
+                here = (name, rule.name) in (("model", "block"), ("chains", "spectr"))
+                marks = () if here else GIVEN_BACK
+                found.append(pytest.param(name, rule.name, False, False, marks=marks))
+    return [
+        *found,
+        ("tree", "block", True, False),
+        pytest.param("model", "token", True, False, marks=GIVEN_BACK),
+        pytest.param("model", "block", True, True, marks=GIVEN_BACK),
+        pytest.param("tree", "token", False, True, marks=GIVEN_BACK),
+    ]
+
+
+@pytest.mark.parametrize(("name", "rule", "warm", "exit_"), given_back())
+def test_so_does_a_text_that_is_given_back_before_each_round(
+    name: str, rule: str, warm: bool, exit_: bool
+) -> None:
+    law = RunLaw(name, rule, SIZES, warm=warm, exit_=exit_, given_back=True)
+    assert law.error() < TOLERANCE
+    assert law.deepest >= 1 or name == "masks"
+
+
+def test_a_text_that_resumes_without_its_last_token_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = RunLaw._new
+
+    def shorter(law: RunLaw, token_ids: Sequence[int]) -> TargetSequence:
+        return own(law, token_ids[:-1] if len(token_ids) > len(PROMPT) else token_ids)
+
+    monkeypatch.setattr(RunLaw, "_new", shorter)
+    assert RunLaw("model", "block", SIZES, given_back=True).error() > SEEN
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
 from target_svc.overlap import Overlap
 from target_svc.own_drafting import OwnDrafting
-from target_svc.round import TargetRequest, TargetSequence
+from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.laws.methods import key_of
 from tests.support.laws.runs.copies import SequenceCopies
@@ -345,6 +345,8 @@ class RunLaw:
         groups: of layers, in which rounds without a draft overlap; 1 for whole passes.
         guesses: of the next token. Several are made before the last group, a single one behind
             the first.
+        given_back: whether the target gives the text back before each of its rounds, but for the
+            first one; it is opened again there.
     """
 
     def __init__(
@@ -361,6 +363,7 @@ class RunLaw:
         exit_: bool = False,
         groups: int = 1,
         guesses: int = 1,
+        given_back: bool = False,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
@@ -383,7 +386,7 @@ class RunLaw:
         self._found: dict[Any, Any] = {}
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
         self._log_probs = LogProbsWanted() if log_probs else None
-        self._warm = warm
+        self._warm, self._given_back = warm, given_back
         self.guessed = {True: 0, False: 0}
         self._groups, self._overlap = groups, None
         if groups > 1:
@@ -391,11 +394,41 @@ class RunLaw:
             self._overlap = Overlap(self._target, groups, exit_group, guesses, self._count)
         self.deepest = self.empty = 0
 
+    @property
+    def _shares(self) -> bool:
+        """Whether a text finds its prompt computed."""
+        return self._warm or self._overlap is not None
+
     def _count(self, right: bool) -> None:
         self.guessed[right] += 1
 
     def _opened(self) -> TargetSequence:
         """A text whose prompt was computed."""
+        sequence = self._new(PROMPT)
+        sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
+        if not self._shares:
+            self._answering()._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
+        own = sequence.own
+        if own is not None and own.wanted is not None and own.wanted.layers:
+            own.untold = [feature_of(PROMPT, len(PROMPT) - 2)]
+        return sequence
+
+    def _moved(self, state: State) -> State:
+        """The text, opened again before its next round."""
+        sequence = self._new((*PROMPT, *state.text))
+        sequence.carry = state.sequence.carry
+        if sequence.shaped is not None:
+            sequence.shaped.extend(state.text)
+        opened = open_(None, sequence, len(state.text), resumes=True)  # type: ignore[arg-type]
+        assert self._answering().run(opened) is None
+        return replace(state, sequence=sequence)
+
+    def _answering(self) -> RunAnswering:
+        """Answers what has one outcome."""
+        return RunAnswering(Chooser(()), self._target, {})
+
+    def _new(self, token_ids: Sequence[int]) -> TargetSequence:
+        """A text of which nothing is computed, or the prompt alone."""
         request = TargetRequest(
             Sampling(),
             self._rule,
@@ -404,21 +437,15 @@ class RunLaw:
             self._ends,
             log_probs=self._log_probs,
         )
-        own = OwnDrafting(list(PROMPT), self._own.feedback)
-        sequence = TargetSequence(list(PROMPT), request, own=own)
+        own = OwnDrafting(list(token_ids), self._own.feedback)
+        sequence = TargetSequence(list(token_ids), request, own=own)
         sequence.shaped = None if self._shaped is None else self._shaped()
         room = len(PROMPT) + 2 * ROOM + PROBES
         sequence.caches = [cache_of(room) for _ in range(self._caches)]
-        sequence.length, sequence.last_token = len(PROMPT), PROMPT[-1]
         if self._own.exit:
             sequence.caches[1:2] = [ViewedCache()]
-        if self._warm or self._overlap is not None:
+        if self._shares:
             sequence.caches[0] = warm_cache(room, self._groups)
-        else:
-            answering = RunAnswering(Chooser(()), self._target, {})
-            answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
-        if self._own.feedback is not None and self._own.feedback.layers:
-            own.untold = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence
 
     def _rounds(self, state: State, size: DraftSize) -> Iterator[tuple[State, float]]:
@@ -462,6 +489,7 @@ class RunLaw:
                         text = self._up_to_end(after.text)[:LENGTH]
                         law[text] = law.get(text, 0.0) + mass * chance
                         continue
+                    after = self._moved(after) if self._given_back else after
                     before = pending.get(after.key, (after, 0.0))
                     pending[after.key] = before[0], before[1] + mass * chance
         assert abs(sum(law.values()) - 1) < TOLERANCE
