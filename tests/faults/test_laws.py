@@ -36,7 +36,7 @@ CAMPAIGN = pytest.mark.campaign(
 )
 
 TEXTS = {
-    "target": 500,
+    "target": 300,
     "drafter": 1_000,
     "preparing drafter": 500,
     "drafting target": 500,

@@ -42,7 +42,7 @@ from tests.support.wire.scrape import ANY_PORT, Scraped, families
 from tests.support.wire.talk import Talk
 
 TOKENS = 30
-LAW_TEXTS = 150
+LAW_TEXTS = 100
 OPENING = drafter_pb2.OpenSequence(
     token_ids=[1, 2],
     request_id="r",

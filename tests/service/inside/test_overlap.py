@@ -24,7 +24,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import random_llama, save_random_llama
 from tests.support.wire.fakes import generation
 
-LAYERS, TOKENS, TEXTS = 4, 24, 300
+LAYERS, TOKENS, TEXTS = 4, 24, 200
 SMALLEST_P = 1e-4
 
 

@@ -112,9 +112,9 @@ async def recipe(
 async def test_a_text_is_the_same_wherever_it_is_drafted(recipe: tuple[str, Placements]) -> None:
     name, placements = recipe
     trees = METHODS[name].drafter.traits.shape.name != "CHAIN"
-    for rule in tried_rules(name):
+    for number, rule in enumerate(tried_rules(name)):
         speculation = {"gamma": 3, "verifier": rule.name} | ({"max_nodes": 6} if trees else {})
-        for seed, temperature in ((1, 1.0), (2, 0.0)):
+        for seed, temperature in ((1, 1.0), (2, 0.0))[: 1 if number else 2]:
             sampling = {"seed": seed, "temperature": temperature}
             found = {
                 placement: await placements.text(

@@ -27,7 +27,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import random_llama, save_random_llama
 from tests.support.wire.fakes import generation
 
-LAYERS, EXIT, TOKENS, TEXTS = 4, 2, 16, 300
+LAYERS, EXIT, TOKENS, TEXTS = 4, 2, 16, 200
 SMALLEST_P = 1e-4
 
 

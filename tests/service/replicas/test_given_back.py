@@ -25,7 +25,7 @@ from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
-TEXTS, TOKENS = 12, 90
+TEXTS, TOKENS = 8, 60
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ async def test_texts_that_are_given_back_are_the_same_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(random_pair[0]))
-    small = {"cache_tokens": 400, "overcommit": 4} | target
+    small = {"cache_tokens": 200, "overcommit": 4} | target
     async with small_caches(random_pair, small, {}) as stub:
         how = [(stub, number, speculation) for number in range(TEXTS)]
         alone = [await text(*one, seed=one[1]) for one in how]
@@ -103,7 +103,7 @@ async def test_texts_that_are_given_back_are_the_same_texts(
 async def test_greedy_block_has_all_of_its_room_from_the_start(
     random_pair: tuple[Path, Path],
 ) -> None:
-    async with small_caches(random_pair, {"cache_tokens": 400, "overcommit": 4}, {}) as stub:
+    async with small_caches(random_pair, {"cache_tokens": 200, "overcommit": 4}, {}) as stub:
         replies = await asyncio.gather(
             *(
                 text(stub, n, {"gamma": 3, "verifier": "greedy_block" if n % 2 else "block"})
@@ -118,7 +118,7 @@ async def test_a_drafter_gives_back_texts_that_can_do_without(
     random_pair: tuple[Path, Path],
 ) -> None:
     # A text that needs its drafter is refused where it has no room in time: here there is time.
-    small = {"cache_tokens": 400, "overcommit": 4, "admission_seconds": HANG_SECONDS}
+    small = {"cache_tokens": 200, "overcommit": 4, "admission_seconds": HANG_SECONDS}
     async with small_caches(random_pair, {}, small) as stub:
         seeded = [text(stub, n, {"gamma": 3}, seed=n) for n in range(3)]
         kept = [text(stub, 3, {"verifier": "greedy_block"})]
@@ -223,7 +223,7 @@ async def test_a_text_waits_for_room_as_long_as_its_caller() -> None:
         full = True
         target.openings[1:] = []
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await stub.Complete(request(), timeout=0.5)
+            await stub.Complete(request(), timeout=0.2)
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 

@@ -16,7 +16,7 @@ from tests.support.wire.fleet import Fleet, fleet, held
 
 __all__ = ["fleet"]
 
-CHATS, TURNS, ANSWER = 50, 6, 16
+CHATS, TURNS, ANSWER = 24, 6, 16
 BLOCK = 16  # not the orchestrator's
 SYSTEM = [random.Random(0).randrange(1, 100) for _ in range(256)]
 

@@ -134,8 +134,8 @@ def test_a_drafter_that_is_the_target(tmp_path: Path, embedded_pair: tuple[Path,
         assert greedy.summary.acceptance_rate == 1
         assert list(greedy.summary.gammas) == [0] + [4] * 8
         messages = [
-            generation(PROMPT, max_new_tokens=80, seed=seed, gamma=4, verifier="token")
-            for seed in range(12)
+            generation(PROMPT, max_new_tokens=60, seed=seed, gamma=4, verifier="token")
+            for seed in range(8)
         ]
         summaries = [reply.summary for reply in complete_together(address, messages)]
     excess = np.array([s.accepted_tokens - s.overlap_sum for s in summaries])

@@ -140,7 +140,7 @@ def test_it_learns_what_the_target_says(trainer: Trainer, drafter: Any, target: 
 def test_rows_of_another_model_are_turned_down(trainer: Trainer, target: Any) -> None:
     """The texts are the target's. What the rows say of them is learnt, and is no good."""
     trainer.keep(texts_of(target, 160, 1, teller=random_llama(9, VOCAB_SIZE).eval()))
-    for _ in range(6):
+    for _ in range(3):
         trainer.training.round()
     assert [told["fault"] for told in trainer.said if "offer" in told] == []
     assert {told["fault"] for told in trainer.said} == {"the target's rows do not say what came"}
@@ -226,6 +226,7 @@ def test_what_gains_nothing_begins_again(
 ) -> None:
     monkeypatch.setattr(training, "_LEAST_GAIN", 1.0)
     monkeypatch.setattr(training, "_PATIENCE", 2)
+    monkeypatch.setattr(training, "_MEASURE_EVERY", 5)
     trainer.keep(texts_of(target, 160, 1))
     steps: list[int] = []
     begun: list[int] = []
@@ -239,7 +240,7 @@ def test_what_gains_nothing_begins_again(
     for _ in range(5):
         trainer.training.round()
         steps.append(trainer.learner.steps)
-    assert steps == [25, 50, 75, 100, 125]
+    assert steps == [5, 10, 15, 20, 25]
     # Each second time from what is served.
     assert begun == [2, 4]
 

@@ -21,8 +21,9 @@ from tests.support.laws.suited import rules_for
 from tests.support.laws.tables import PROMPT
 
 WITH_TOKEN = pytest.mark.campaign(
-    "a run of `cascade` or `horizontal` with `token` leaves the law as it is",
-    "the same with `block` (this file); both rules in unit/drafting/composed",
+    "a run of `cascade`, `horizontal`, `forest`, `chains` or `phrases` with `token` leaves the law"
+    " as it is",
+    "the same with `block` (this file); both rules in unit/drafting",
 )
 
 OF_VIEWS = pytest.mark.campaign(
@@ -34,15 +35,15 @@ GIVEN_BACK = pytest.mark.campaign(
     "chains by `block`, several chains by `spectr`, a warm tree (this file); the same text by each"
     " method (unit/engine/test_growing.py)",
 )
-# Their parts are enumerated apart, and each by both rules in unit/drafting/composed.
-COMPOSED = ("cascade", "horizontal")
+# Each by both rules in unit/drafting.
+BY_BLOCK_HERE = ("cascade", "horizontal", "forest", "chains", "phrases")
 
 
 def cases() -> list[Any]:
     return [
         pytest.param(
             *(name, rule.name, on_device),
-            marks=WITH_TOKEN if name in COMPOSED and rule.name == "token" else (),
+            marks=WITH_TOKEN if name in BY_BLOCK_HERE and rule.name == "token" else (),
         )
         for name, recipe in METHODS.items()
         for rule in rules_for(recipe.drafter)
@@ -127,7 +128,7 @@ def test_so_does_a_part_of_the_target_that_drafts(name: str, rule: str, warm: bo
     assert law.deepest >= 1
 
 
-@pytest.mark.parametrize("name", ["model", "tree"])
+@pytest.mark.parametrize("name", ["model", pytest.param("tree", marks=OF_VIEWS)])
 def test_a_state_of_another_row_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest row's in the place of each one's, and rows of the draft before."""
     own = OwnDrafts._computed

@@ -138,7 +138,7 @@ def cases(rng: _Rng, count: int) -> Any:
 def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None:
     """Just below and just above each h, the others being rejected or accepted for certain."""
     rule = VERIFIERS[name]
-    for p, draft in cases(rng, 300):
+    for p, draft in cases(rng, 150):
         gamma, asked, wanted = len(draft), [np.ones(len(draft) + 1) * 0.5], []
         target = torch.from_numpy(p)[None].double()
         proposal = Proposal.from_drafts([draft])
@@ -164,7 +164,7 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
 def test_what_follows_has_the_law_of_the_residual(rng: _Rng, name: str) -> None:
     """Over a fine grid of the last number, for every number of kept tokens that occurs."""
     rule, grid = VERIFIERS[name], (np.arange(400) + 0.5) / 400
-    for p, draft in cases(rng, 60):
+    for p, draft in cases(rng, 40):
         gamma, accepting = len(draft), rng.random(len(draft))
         numbers = [[*accepting, last] for last in (*grid, 0.0, ALMOST_ONE)]
         out = all_of(name, p, draft, numbers).astype(int)
@@ -258,11 +258,11 @@ def test_the_engine_decides_alike_with_and_without(
         return decide_all(*arguments)
 
     monkeypatch.setattr(decisions, "decide_all", counted)
-    compiled = [verdict for round_ in range(50) for verdict in verdicts(round_)]
+    compiled = [verdict for round_ in range(25) for verdict in verdicts(round_)]
     assert calls >= 50
     monkeypatch.setattr(type(rule), "fused", None)
     carries[:] = [None] * len(drafts)
-    plain = [verdict for round_ in range(50) for verdict in verdicts(round_)]
+    plain = [verdict for round_ in range(25) for verdict in verdicts(round_)]
     assert [one[:2] for one in compiled] == [one[:2] for one in plain]
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_allclose(one[2], other[2], atol=1e-5)

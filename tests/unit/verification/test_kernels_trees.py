@@ -152,7 +152,7 @@ def target_of(p: Any, draft: Draft) -> torch.Tensor:
 def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None:
     """Just below and just above each h, and whatever the other numbers make of it."""
     rule, differing = VERIFIERS[name], 0
-    for p, draft in cases(rng, name, 150):
+    for p, draft in cases(rng, name, 80):
         count, target = len(draft), target_of(p, draft)
         asked, wanted = [np.ones(count + 1) * 0.5], []
         proposal = Proposal.from_drafts([draft])
@@ -174,7 +174,7 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
         np.testing.assert_allclose(
             out[0, 3 : 3 + count], proposal.overlaps(target)[0].numpy(), atol=1e-6
         )
-    assert differing > 50
+    assert differing > 30
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -272,10 +272,10 @@ def test_the_engine_decides_alike_with_and_without(
         return decide_trees(*arguments)
 
     monkeypatch.setattr(decisions, "decide_trees", counted)
-    compiled = [verdict for round_ in range(50) for verdict in verdicts(round_)]
-    assert calls >= 50
+    compiled = [verdict for round_ in range(25) for verdict in verdicts(round_)]
+    assert calls >= 25
     monkeypatch.setattr(type(rule), "fused_tree", None)
-    plain = [verdict for round_ in range(50) for verdict in verdicts(round_)]
+    plain = [verdict for round_ in range(25) for verdict in verdicts(round_)]
     assert len({one.place for one in compiled}) > 3
     for one, other in zip(compiled, plain, strict=True):
         assert (one.place, one.next_token) == (other.place, other.next_token)

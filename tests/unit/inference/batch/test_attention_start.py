@@ -17,11 +17,32 @@ from tandem.inference.passes import one_call
 from tandem.kernels import attention
 from tests.support.decoders import decoder_over
 from tests.support.devices.recording import Recorder
-from tests.support.models.architectures import SMALL, SUPPORTED, Architecture, build, one_layer
+from tests.support.models.architectures import (
+    KINDS,
+    SMALL,
+    SUPPORTED,
+    Architecture,
+    build,
+    one_layer,
+)
 from tests.support.models.parity import TOLERANCE, worst_difference
 from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
-every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
+OTHERS = pytest.mark.campaign(
+    "attention in one call gives the plain logits, of every architecture",
+    "an architecture of each kind, and one with windows beside whole layers (this file)",
+)
+every_architecture = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row,
+            id=row.model_type,
+            marks=() if row in KINDS or row.model_type == "gemma2" else OTHERS,
+        )
+        for row in SUPPORTED
+    ],
+)
 
 
 @pytest.fixture(autouse=True)
