@@ -154,13 +154,6 @@ def test_small_kernels_spill_nothing(capability: int) -> None:
         require_fast(launch.compiled(capability), SHARED[capability])
 
 
-def test_a_draw_and_a_verdict_hardly_spill() -> None:
-    find, _ = drawn(BFLOAT16, 128_256, 16)
-    _, judge, _ = decided(BFLOAT16, 128_256, 16, 4)
-    for launch in (find, judge):
-        require_fast(launch.compiled(80), SHARED[80], _FEW_SPILLED)
-
-
 @MOST
 @pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)

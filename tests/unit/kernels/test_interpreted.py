@@ -16,28 +16,41 @@ pytest.importorskip("triton")
 Faults = dict[str, list[str]]
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Faults]:
-    """Faults of each case, and those that mutants' cases find; of one process for all."""
+def found(what: str) -> Faults:
+    """The faults of each one, by a process for all."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.kernels.interpreted"],
+        [sys.executable, "-m", "tests.unit.kernels.interpreted", what],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    faults: dict[str, Faults] = json.loads(done.stdout)
+    faults: Faults = json.loads(done.stdout)
     return faults
 
 
+@pytest.fixture(scope="module")
+def of_cases() -> Faults:
+    return found("cases")
+
+
+@pytest.fixture(scope="module")
+def of_mutants() -> Faults:
+    return found("mutants")
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_kernel_computes_what_its_operator_says(found: dict[str, Faults], case: str) -> None:
-    assert found["cases"][case] == []
+def test_a_kernel_computes_what_its_operator_says(of_cases: Faults, case: str) -> None:
+    assert of_cases[case] == []
 
 
+@pytest.mark.campaign(
+    "the cases of kernels notice mistakes in them",
+    "each case itself (this file)",
+)
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_mutants_of_a_kernel_are_caught(found: dict[str, Faults], mutant: str) -> None:
+def test_mutants_of_a_kernel_are_caught(of_mutants: Faults, mutant: str) -> None:
     """By the comparison of one case, and not by an error before it."""
-    faults = found["mutants"][mutant]
+    faults = of_mutants[mutant]
     assert faults
     assert not any("Error" in fault for fault in faults)

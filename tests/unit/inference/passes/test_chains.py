@@ -122,6 +122,10 @@ def test_drafts_are_those_that_are_drawn_token_by_token(
     require_the_same_drafts(*of_llama)
 
 
+@pytest.mark.campaign(
+    "chains of a model with windows draw what is drawn token by token",
+    "chains of one without; what each step of a chain sees, by windows (this file)",
+)
 def test_drafts_of_layers_with_windows_are_too() -> None:
     with captured("gemma2") as decoders:
         require_the_same_drafts(*decoders)
