@@ -171,10 +171,18 @@ class ModelSettings(ServiceSettings):
     cache_tokens: int = Field(
         0,
         ge=0,
-        description="tokens that the KV cache holds for all sequences together; 0 takes"
-        " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory if"
-        " that is less; with MAX_LENGTH=0, 4,096 for each sequence, and room for one of the"
-        " model's longest",
+        description="tokens that the KV cache holds for all sequences together. 0 takes what fits:"
+        " on a GPU all that weights and the largest pass leave (see MEMORY_SHARE); on a CPU half of"
+        " the free memory, at most 4,096 tokens (MAX_LENGTH, if less) for each of MAX_SEQUENCES, or"
+        " one of the longest if that is more",
+    )
+    memory_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for this service, weights included; less where others"
+        " have taken it. On a CPU: of the half that CACHE_TOKENS=0 may take. `tandem up` divides a"
+        " device among its services",
     )
     overcommit: float = Field(
         1.0,
@@ -258,7 +266,7 @@ class ModelSettings(ServiceSettings):
         Args:
             room: positions of each sequence beside its text.
         """
-        return self.max_sequences * ((self.max_length or TOKENS_EACH) + room)
+        return self.max_sequences * (min(self.longest, TOKENS_EACH) + room)
 
 
 S = TypeVar("S", bound=BaseSettings)

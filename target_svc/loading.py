@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from tandem.checkpoint_memory import shares_of
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.installed import drafter_of
@@ -26,6 +27,7 @@ from tandem.inference.model import Model
 from tandem.inference.passes.overlapped import ONE_PIPELINE, Pipelines, two_pipelines
 from tandem.inference.views.overlapped import OverlappedDecoder
 from tandem.inference.vllm.arguments import VllmOptions
+from tandem.lengths import TOKENS_EACH
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import (
@@ -159,7 +161,7 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         node=own.node,
         leader=own.leader,
         quantization=own.quantization,
-        memory_share=own.memory_share,
+        memory_share=own.memory_share * settings.memory_share,
         prefix_cache=settings.prefix_cache,
         eager=own.eager,
         checked=own.checked,
@@ -275,6 +277,23 @@ def views_of(
             " their dtype; unset it"
         )
     return views
+
+
+def share_of_target(own: tuple[Recipe, RecipeSettings] | None, settings: TargetSettings) -> float:
+    """Share of the device's memory for the target itself: models of its own recipe that are there
+    too have theirs, and so have the keys that a view of it holds."""
+    share = settings.memory_share
+    if own is None or settings.draft_device not in ("", settings.device):
+        return share
+    recipe, keys = own
+    models = [settings.model]
+    for named in recipe.checkpoints:
+        path = named.path or keys.model
+        if path != OF_TARGET:
+            models.append(path)
+        elif named.keys is not None:
+            share *= TOKENS_EACH / (TOKENS_EACH + 2 * named.keys.budget)
+    return share * shares_of(models)[0]
 
 
 def own_drafts(

@@ -27,6 +27,7 @@ from target_svc.loading import (
     overlap_of,
     own_drafts,
     own_recipe,
+    share_of_target,
     views_of,
 )
 from target_svc.messages import verifier_infos
@@ -106,7 +107,9 @@ class TargetServicer(
         check_overlap(settings)
         recipe = own_recipe(settings)
         rules = rules_with(settings.verifiers)
-        decoder = load_target(settings, views_of(recipe, settings))
+        share = share_of_target(recipe, settings)
+        alone = settings.model_copy(update={"memory_share": share})
+        decoder = load_target(alone, views_of(recipe, settings))
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
         drafts: OwnDrafts | None = None

@@ -38,6 +38,8 @@ def serving(
     """
     services: dict[str, dict[str, str]] = {"orchestrator": {}, **pair.settings()}
     for name, settings in services.items():
+        if root is not None:  # an earlier checkout knows no such setting
+            settings.pop("MEMORY_SHARE", None)
         services[name] = {**_OURS, **settings, **(more or {}).get(name, {})}
     chosen = StackSettings(services, modules=modules or {}, root=root, inside=pair.inside)
     with running(chosen) as stack:

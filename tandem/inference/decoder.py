@@ -20,7 +20,7 @@ from tandem.inference.compatibility import check_support
 from tandem.inference.feed import Feed
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.size import cache_size, free_memory
+from tandem.inference.kv.size import Room, cache_size, free_memory
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
@@ -29,6 +29,7 @@ from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.chains import Cut
 from tandem.inference.passes.cuda_graphs import capture_chains, capture_passes
+from tandem.inference.passes.largest import NOT_MEASURED, LargestPass, memory_of_passes
 from tandem.inference.threads import use_threads
 from tandem.profile import PassTime
 
@@ -41,8 +42,10 @@ class DecoderOptions:
 
     Attributes:
         cache_tokens: positions that all sequences may hold together; 0 takes `at_most`, or more for
-            one of the longest sequence, as far as that fits into half of the free memory.
+            one of the longest sequence, as far as that fits, see `cache_size`.
         at_most: see `cache_tokens`.
+        share: of the device's memory, see `Room`.
+        largest: pass, which is measured on a CUDA device before the KV pool is made.
         threads: of this process, from the settings; None leaves them unchanged.
         engine: what computes the pass; see `choose_backend`.
         drafts: whether the model drafts, in any dtype that is faster.
@@ -59,6 +62,8 @@ class DecoderOptions:
 
     cache_tokens: int = 0
     at_most: int = 4096
+    share: float = 1.0
+    largest: LargestPass = NOT_MEASURED
     threads: int | None = None
     engine: EngineName = "torch"
     drafts: bool = False
@@ -110,12 +115,8 @@ class Decoder(Model):
                 options.views,
             )
             backend = choice.backend
-            positions = cache_size(
-                self.device,
-                backend.pool.bytes_per_position,
-                options.cache_tokens,
-                max(options.at_most, min(options.longest, self.about.max_length)),
-            )
+            room = self._room(backend, options)
+            positions = cache_size(self.device, backend.pool.bytes_per_position, room)
             try:
                 for each in filter(None, (backend, choice.for_trees)):
                     _give_room(each, positions, self.about.weights_version)
@@ -127,6 +128,17 @@ class Decoder(Model):
         self._trial = choice.trial
         self._record = choice.record
         self.improving = choice.trial is not None
+
+    def _room(self, backend: Backend, options: DecoderOptions) -> Room:
+        """For the KV pool; a device's largest pass is measured, which needs a pool too."""
+        longest = min(options.longest, self.about.max_length)
+        room = Room(options.cache_tokens, max(options.at_most, longest), options.share)
+        if self.device.type != "cuda" or not options.largest.rows:
+            return room
+        captured = options.graph_rows if backend.in_one_call else 0
+        largest = options.largest._replace(captured=captured)
+        longest = min(longest, options.cache_tokens or longest)
+        return room._replace(passes=memory_of_passes(backend, largest, longest))
 
     def measure(self, longest: int) -> None:
         """See `Model`: takes a second, or remembers it from an earlier start."""

@@ -10,8 +10,8 @@ from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.description import Description
-from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.kv.size import Room
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
@@ -85,7 +85,7 @@ def load_models(
         )
         loaded: Model
         if named.head:
-            room = Room(settings.cache_tokens, at_most)
+            room = Room(settings.cache_tokens, at_most, settings.memory_share)
             loaded = load_head(source, named.head, named.target or target, room)
         else:
             loaded = _decoder(source, named.keys, options, settings, beside)

@@ -16,7 +16,9 @@ from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
 from tandem.inference.model import Model
+from tandem.inference.passes.largest import LargestPass
 from tandem.kernels.warm_up import warm_up
+from tandem.lengths import ANY_LENGTH
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -27,15 +29,21 @@ _log = structlog.get_logger(__name__)
 
 
 def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
-    """How a decoder is to compute, with a KV cache for sequences of the greatest length.
+    """How a decoder is to compute. On a CPU its KV cache is bounded by what the sequences may need:
+    all that a device has is its services'.
 
     Args:
         settings: of the service.
         room: positions of each sequence beside its text.
     """
+    limits = BatchLimits(settings.token_budget, settings.prefill_chunk)
+    round_ = settings.max_gamma + 1
+    on_cpu = settings.device.startswith("cpu")
     return DecoderOptions(
         cache_tokens=settings.cache_tokens,
-        at_most=settings.cache_for(room),
+        at_most=settings.cache_for(room) if on_cpu else ANY_LENGTH,
+        share=settings.memory_share,
+        largest=LargestPass(limits.largest + round_, settings.token_budget + round_),
         threads=settings.threads,
         engine=settings.engine,
         graph_rows=settings.graph_rows,
@@ -73,7 +81,14 @@ def load_decoder(
         bytes_a_token=each,
         longest_text=max_length(decoder, settings),
     )
-    prepare(decoder, settings, f"{decoder.about.name}: " if beside else "")
+    name = f"{decoder.about.name}: " if beside else ""
+    prepare(decoder, settings, name)
+    block = decoder.pool.blocks.size
+    if decoder.positions < block:
+        raise StartupError(
+            f"{name}a KV cache of {decoder.positions} tokens does not hold one block of {block};"
+            " raise CACHE_TOKENS"
+        )
     return decoder
 
 

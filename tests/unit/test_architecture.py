@@ -200,7 +200,7 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     # `drafting` for its table of methods, which the command's help names.
     seen_by_tools = {"__version__", "drafting", "errors", "failure", "rpc", "settings", "telemetry"}
     seen_by_tools |= {"client", "retrieval", "vocabulary", "checkpoint_folder", "lengths"}
-    seen_by_tools |= {"distillation", *stubs}
+    seen_by_tools |= {"checkpoint_memory", "distillation", *stubs}
     assert seen_from("tandem.tools", "tandem") <= seen_by_tools
     for room in ("traces", "planning"):
         assert not seen_from(f"tandem.tools.{room}", "tandem") & {"rpc", *stubs}, room

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,23 +22,11 @@ from tandem.inference.heads.files import HeadFiles
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.kv.size import cache_size
+from tandem.inference.kv.size import Room, cache_size
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.lengths import ANY_LENGTH
 from tandem.profile import PassTime
-
-
-class Room(NamedTuple):
-    """How much a head may hold of its sequences, where it holds any.
-
-    Attributes:
-        cache_tokens: positions, as the setting says; 0 takes what fits, and at most `at_most`.
-        at_most: see `cache_tokens`.
-    """
-
-    cache_tokens: int
-    at_most: int
 
 
 @dataclass(frozen=True)
@@ -212,7 +200,7 @@ class Head(Model):
         with torch.inference_mode():
             self._rows([Feed(cache, [0], 1, features=self.no_features())])
         each = self._pool.bytes_per_position
-        self._pool = self._pool.resized(cache_size(self.device, each, *room))
+        self._pool = self._pool.resized(cache_size(self.device, each, room))
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """The rows asked for, feed by feed."""

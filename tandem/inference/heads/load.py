@@ -10,10 +10,11 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.files import require_head
-from tandem.inference.heads.head import Head, HeadSource, Room
+from tandem.inference.heads.head import Head, HeadSource
 from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.kv.size import Room
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.weights import device_of, read_tokenizer
 

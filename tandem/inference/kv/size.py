@@ -4,48 +4,99 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from tandem.errors import StartupError
 
-# Largest share of the free memory for the KV pool.
-_MOST_OF_MEMORY = 0.8
+# Largest share of a CPU's free memory for the KV pool, and the share that it takes by itself: the
+# rest is for logits and distributions, and for other programs on the machine.
+_MOST_OF_MEMORY, _OF_MEMORY = 0.8, 0.5
+# Bytes of a device beside weights, pool and passes: what a process has there before it allocates
+# anything (up to half of this), libraries' workspaces, and kernels that are compiled later.
+RESERVED = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def cache_size(device: torch.device, bytes_each: int, wanted: int, at_most: int) -> int:
+class Room(NamedTuple):
+    """How much a KV pool may have.
+
+    Attributes:
+        cache_tokens: positions, as the setting says; 0 takes what fits, and at most `at_most`.
+        at_most: see `cache_tokens`.
+        share: of the device's memory, for all that this process has there.
+        passes: bytes of a device beside weights and pool, for its largest pass; not of a CPU.
+    """
+
+    cache_tokens: int
+    at_most: int
+    share: float = 1.0
+    passes: int = 0
+
+
+def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
     """Positions of the KV pool.
 
     Args:
         device: that holds the pool.
         bytes_each: of a position.
-        wanted: positions asked for; 0 takes the smaller of `at_most` and what fits into half the
-            free memory.
-        at_most: see `wanted`.
+        room: what it may have. By itself it takes all that a device has beside weights and passes,
+            and half of a CPU's free memory, which other programs need too.
 
     Raises:
-        StartupError: the device cannot hold that many; with the numbers.
+        StartupError: the device cannot hold that many, or none; with the numbers.
     """
     free = free_memory(device)
-    # The other half is for logits and distributions, and for other programs on the machine.
-    positions = wanted or min(at_most, free // 2 // bytes_each)
-    if positions * bytes_each > free * _MOST_OF_MEMORY:
+    most, own = int(free * _MOST_OF_MEMORY), int(free * _OF_MEMORY * room.share)
+    has = f"{device} has {_gib(free)} free"
+    if device.type == "cuda":
+        left = free
+        if room.share < 1:
+            held, total = memory_held(device)
+            left = min(left, int(total * room.share) - held)
+        most = own = max(left - room.passes - RESERVED, 0)
+        has += f", {_gib(most)} of it beside its passes and within MEMORY_SHARE"
+    positions = room.cache_tokens or min(room.at_most, own // bytes_each)
+    if not positions:
+        raise StartupError(f"there is no memory for a KV cache: {has}; lower TOKEN_BUDGET")
+    if positions * bytes_each > most:
+        takes = _gib(positions * bytes_each)
         raise StartupError(
-            f"a KV cache of {positions} tokens takes {positions * bytes_each / 2**30:.1f} GiB,"
-            f" {device} has {free / 2**30:.1f} GiB free; lower CACHE_TOKENS"
+            f"a KV cache of {positions} tokens takes {takes}, {has}; lower CACHE_TOKENS"
         )
     return positions
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def memory_held(device: torch.device) -> tuple[int, int]:
+    """Bytes of a CUDA device that this process has allocated, and all that it has."""
+    return torch.cuda.memory_reserved(device), int(torch.cuda.mem_get_info(device)[1])
+
+
+def memory_during(device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that `run` allocates on a CUDA device, at its most, beside those held before it."""
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated now."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # blocks that torch has cached since the start are free too
-        # And so are parts of blocks that it cannot return.
-        parts = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + parts
+        # Blocks that torch has cached since the start are free too. What is left of others is in
+        # pieces, or of captured passes.
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_in_machine(), _free_in_container())
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tandem.errors import StartupError
 from tandem.inference.compatibility import max_positions
-from tandem.inference.kv.size import cache_size
+from tandem.inference.kv.size import Room, cache_size
 from tandem.lengths import ANY_LENGTH, TOKENS_EACH
 
 # Its inside is used, which changes with each release.
@@ -42,7 +42,7 @@ class VllmOptions:
         max_sequences: open at once.
         max_length: positions of the longest, if the model can hold as many.
         cache_tokens: positions of the KV cache; 0 takes as many as `max_sequences` of `max_length`,
-            or of 4,096, need on a CPU, if they fit into half of the free memory, and what
+            at most 4,096 each, need on a CPU, if they fit into half of the free memory, and what
             `memory_share` leaves on a GPU.
         largest_pass: tokens.
         max_gamma: longest draft.
@@ -191,7 +191,7 @@ def _cache_size(options: VllmOptions, dtype: str, config: Any) -> tuple[dict[str
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     numbers: int = 2 * config.num_hidden_layers * max(heads // options.tensor_parallel, 1) * width
     each: int = numbers * getattr(torch, dtype).itemsize
-    each_text = options.max_length if options.max_length < ANY_LENGTH else TOKENS_EACH
+    each_text = min(options.max_length, TOKENS_EACH)
     at_most = max(options.max_sequences * each_text, min(options.max_length, max_positions(config)))
-    positions = cache_size(device, each, options.cache_tokens, at_most)
+    positions = cache_size(device, each, Room(options.cache_tokens, at_most))
     return {"kv_cache_memory_bytes": (-(-positions // block) + 1) * block * each}, positions

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.checkpoint_folder import gguf_advice
+from tandem.checkpoint_memory import shares_of
 from tandem.drafting.choice.head_folder import feedback_of, method_of
 from tandem.drafting.drafter import OF_TARGET
 from tandem.errors import StartupError
@@ -61,6 +62,7 @@ _ALONE = "lookup"
 EMBEDDED_HEADS = ("medusa", "hydra", "eagle")
 # What the user sets is left alone.
 _FEEDBACK = "TANDEM_TARGET_FEEDBACK"
+_SHARES = {"TANDEM_TARGET_MEMORY_SHARE", "TANDEM_DRAFTER_MEMORY_SHARE"}
 _EMBEDDINGS = {"TANDEM_TARGET_EXTRA_EMBEDDINGS", "TANDEM_TARGET_ADAPTER"}
 
 
@@ -100,12 +102,22 @@ class Pair:
 
     @property
     def shares_a_gpu(self) -> bool:
-        """Whether a target and a drafter with a model are on the same one, as these options say."""
+        """Whether a target and a drafter with a model are on the same one, as these options say, or
+        else the environment."""
+        return self._shared_device.startswith("cuda")
+
+    @property
+    def _shared_device(self) -> str:
+        """That of a target and of a drafter with a model; empty where they are on two."""
         if self.drafter == NO_DRAFTER or self._recipe == _ALONE or not self._drafter_model():
-            return False
-        devices = [device or "cpu" for device in (self.target_device, self.drafter_device)]
+            return ""
+        options = {"TARGET": self.target_device, "DRAFTER": self.drafter_device}
+        devices = [
+            device or os.environ.get(f"TANDEM_{name}_DEVICE") or "cpu"
+            for name, device in options.items()
+        ]
         names = {"cuda:0" if device == "cuda" else device for device in devices}
-        return len(names) == 1 and names.pop().startswith("cuda")
+        return names.pop() if len(names) == 1 else ""
 
     def settings(self) -> dict[str, dict[str, str]]:
         """Settings by service, without their prefixes.
@@ -156,6 +168,10 @@ class Pair:
             if self.inside:
                 target["DRAFTS"] = self._recipe or head or "model"
                 target["DRAFT_DEVICE"] = self.drafter_device
+            elif self._shared_device and not _SHARES & os.environ.keys():
+                parts = shares_of([str(target["MODEL"]), model])
+                shares = [f"{part:.3f}" for part in parts]
+                target["MEMORY_SHARE"], services["drafter"]["MEMORY_SHARE"] = shares
         return {"target": _given(target), **services}
 
     @property

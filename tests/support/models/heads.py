@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from tandem.drafting.heads.head import OfHead
 from tandem.drafting.methods import METHODS
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, HeadSource, Room
+from tandem.inference.heads.head import Head, HeadSource
 from tandem.inference.heads.load import FAMILIES
+from tandem.inference.kv.size import Room
 
 HEADS = 3
 _ROOM = Room(4096, 4096)

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.inference.feed import Feed
-from tandem.inference.heads.head import Head, Room
+from tandem.inference.heads.head import Head
 from tandem.inference.heads.load import load_head
+from tandem.inference.kv.size import Room
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tests.support.models.heads import (
     eagle_config,

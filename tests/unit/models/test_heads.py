@@ -17,9 +17,9 @@ from models.zoo.heads.medusa import HEADS, LAYERS, MedusaBlocks
 from models.zoo.heads.mtp import LAYER, MtpLayers
 from tandem.inference.feed import Feed
 from tandem.inference.heads.eagle import EagleHead
-from tandem.inference.heads.head import Room
 from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
+from tandem.inference.kv.size import Room
 from tests.support.models.heads import Weights, source_of
 
 WIDTH = llama.TARGET.hidden_size

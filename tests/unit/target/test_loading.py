@@ -14,8 +14,13 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
+from tandem.inference import decoder as decoders
 from tandem.inference.kv import size
+from tandem.inference.kv.size import Room
+from tandem.lengths import ANY_LENGTH
 from tandem.serving.drafting import load_models
+from tandem.serving.model import options_of
+from target_svc.loading import own_recipe, share_of_target
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
 from tests.support.models.heads import save_random_head
@@ -310,6 +315,65 @@ def test_a_sequence_may_be_as_long_as_the_model_and_the_cache(
     found = loaded(random_pair, max_length=0, cache_tokens=cache_tokens)
     assert found.info.max_length == length
     assert found.info.cache_tokens == (cache_tokens or 2 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"max_length": 0}, 2 * 4096),
+        ({"max_length": 100}, 2 * 100),
+        ({"max_length": 8192}, 2 * 4096),
+        ({"max_length": 8192, "device": "cuda"}, ANY_LENGTH),
+    ],
+)
+def test_a_cache_by_itself_is_bounded_on_a_cpu(settings: dict[str, Any], tokens: int) -> None:
+    options = options_of(TargetSettings(model="m", max_sequences=2, memory_share=0.4, **settings))
+    assert (options.at_most, options.share) == (tokens, 0.4)
+    # A step of 512 and a prompt's largest chunk, and one round beyond.
+    assert options.largest == (512 + 2048 + 17, 512 + 17, 0)
+
+
+def test_a_cache_without_a_block_is_refused(random_pair: tuple[Path, Path]) -> None:
+    sentence = "a KV cache of 15 tokens does not hold one block of 16; raise CACHE_TOKENS"
+    with pytest.raises(StartupError, match=sentence):
+        loaded(random_pair, max_length=0, cache_tokens=15, engine="torch")
+    loaded(random_pair, max_length=0, cache_tokens=16, engine="torch")
+
+
+def test_a_target_leaves_memory_to_what_drafts_in_it(
+    deep_target: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def share(**settings: Any) -> float:
+        own = TargetSettings(model=str(deep_target[0]), memory_share=0.5, **settings)
+        return share_of_target(own_recipe(own), own)
+
+    assert share() == share(drafts="lookup") == 0.5
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(deep_target[1]))
+    assert share(drafts="model") == pytest.approx(0.25)
+    assert share(drafts="model", device="cuda", draft_device="cuda") == pytest.approx(0.25)
+    assert share(drafts="model", device="cuda", draft_device="cuda:1") == 0.5
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", "@target")
+    monkeypatch.setenv("TANDEM_DRAFTER_EXIT", "2")
+    assert share(drafts="model") == 0.5
+    sparse = tmp_path / "sparse.toml"
+    sparse.write_text('method = "model"\nmodel = "@target"\nkv = {kind = "chunks", budget = 512}\n')
+    assert share(drafts=str(sparse)) == pytest.approx(0.5 * 4096 / (4096 + 1024))
+
+
+def test_the_targets_own_part_is_what_its_decoder_has(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(random_pair[0]))
+    rooms: list[float] = []
+    making = size.cache_size
+
+    def noted(device: Any, each: int, room: Room) -> int:
+        rooms.append(room.share)
+        return making(device, each, room)
+
+    monkeypatch.setattr(decoders, "cache_size", noted)
+    loaded(random_pair, drafts="model", memory_share=0.9)
+    assert rooms == [pytest.approx(0.45, rel=0.01), 0.9]
 
 
 def test_a_sequence_of_one_token_is_no_length() -> None:

@@ -199,7 +199,7 @@ def _print_memory(
     """What texts of a length take in each model's cache."""
     from rich.table import Table
 
-    from tandem.tools.planning.memory import memory_of
+    from tandem.checkpoint_memory import memory_of
 
     found = []
     for name in models:
@@ -216,18 +216,23 @@ def _print_memory(
                 "tokens": tokens,
                 "bytes_a_token": memory.bytes_a_token,
                 "bytes_a_text": tokens * memory.bytes_a_token,
+                "bytes_in_huge_pages": memory.in_pages(tokens),
                 "bytes_of_all": slots * tokens * memory.bytes_a_token,
             }
         )
     if as_json:
         write_exactly(json_module.dumps(found, indent=2) + "\n")
         return
-    table = Table("model", "dtype", "tokens", "a token", "a text", f"{slots} texts")
+    table = Table("model", "dtype", "tokens", "a token", "a text", f"{slots} texts", "in pages*")
     for each in found:
-        sizes = (each[name] for name in ("bytes_a_token", "bytes_a_text", "bytes_of_all"))
+        names = ("bytes_a_token", "bytes_a_text", "bytes_of_all", "bytes_in_huge_pages")
+        sizes = (each[name] for name in names)
         plain = (str(each[name]) for name in ("model", "dtype", "tokens"))
         table.add_row(*plain, *(_size(int(str(size))) for size in sizes))
     out.print(table)
+    out.print(
+        "* a text alone on a CPU by torch, in huge pages; a prompt's pass takes more", style="dim"
+    )
 
 
 def _size(count: int) -> str:

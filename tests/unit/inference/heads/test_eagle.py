@@ -18,7 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from tandem.inference.feed import Feed
 from tandem.inference.heads.eagle import EagleHead
-from tandem.inference.heads.head import Room
+from tandem.inference.kv.size import Room
 from tests.support.models.heads import (
     Weights,
     eagle_config,

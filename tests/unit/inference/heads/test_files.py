@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tandem.errors import StartupError
 from tandem.inference.heads.files import head_files
-from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import FAMILIES, load_head
+from tandem.inference.kv.size import Room
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tests.support.models.heads import save_random_head
 from tests.support.models.tiny import random_llama, save_random_llama

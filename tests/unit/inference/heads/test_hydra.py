@@ -13,8 +13,8 @@ from torch.nn.functional import linear, silu
 from transformers import LlamaConfig, LlamaModel
 
 from tandem.inference.feed import Feed
-from tandem.inference.heads.head import Room
 from tandem.inference.heads.hydra import HydraHead
+from tandem.inference.kv.size import Room
 from tests.support.models.heads import HEADS, Weights, eagle_config, random_hydra, source_of
 
 WIDTH, VOCAB_SIZE = 16, 7

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from tandem.inference.feed import Feed
-from tandem.inference.heads.head import Room
 from tandem.inference.heads.medusa import MedusaHead
+from tandem.inference.kv.size import Room
 from tests.support.models.heads import (
     HEADS,
     Weights,

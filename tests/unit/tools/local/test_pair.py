@@ -41,6 +41,27 @@ def test_a_pair_knows_whether_it_shares_a_gpu(
     assert not replace(pair, drafter="none").shares_a_gpu
 
 
+def test_services_of_one_device_have_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parts(pair: Pair) -> list[str | None]:
+        services = pair.settings()
+        return [services[name].get("MEMORY_SHARE") for name in ("target", "drafter")]
+
+    for device in ("cuda", None):
+        target, drafter = map(float, parts(Pair(target_device=device, drafter_device=device)))  # type: ignore[arg-type]
+        assert target > drafter > 0.2
+        assert target + drafter == pytest.approx(1)
+    assert parts(Pair(target_device="cuda", drafter_device="cuda:1")) == [None, None]
+    # One process divides its own; what the user says stays.
+    assert parts(Pair(target_device="cuda", drafter_device="cuda", inside=True)) == [None, None]
+    monkeypatch.setenv("TANDEM_DRAFTER_MEMORY_SHARE", "0.1")
+    assert parts(Pair(target_device="cuda", drafter_device="cuda")) == [None, None]
+    monkeypatch.delenv("TANDEM_DRAFTER_MEMORY_SHARE")
+    monkeypatch.setenv("TANDEM_TARGET_DEVICE", "cuda")
+    assert parts(Pair()) == [None, None]
+    monkeypatch.setenv("TANDEM_DRAFTER_DEVICE", "cuda:0")
+    assert None not in parts(Pair())
+
+
 def test_otherwise_the_target_drafts_nothing() -> None:
     assert "DRAFTS" not in Pair(recipe="tree").settings()["target"]
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tandem.checkpoint_memory import memory_of, shares_of
 from tandem.tools.cli.main import app
-from tandem.tools.planning.memory import memory_of
 from tests.support.decoders import decoder_over
 from tests.support.models.architectures import KINDS, Architecture, build
-from tests.support.models.tiny import save_random_llama
+from tests.support.models.tiny import random_llama, save_random_llama
 
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
@@ -32,6 +33,47 @@ def test_texts_of_a_length(tmp_path: Path) -> None:
     assert row["bytes_a_token"] == 2 * 2 * 8 * 2
     assert (row["tokens"], row["bytes_a_text"], row["bytes_of_all"]) == (100, 6400, 51200)
     assert "6.2 KiB" in CliRunner().invoke(app, [*own, "--dtype", "bfloat16"]).output
+
+
+def test_a_text_alone_takes_whole_pages(tmp_path: Path) -> None:
+    """An extent for keys and one for values, of each of two heads."""
+    save_random_llama(tmp_path, 1)
+    memory, page = memory_of(str(tmp_path), "float32"), 2 << 20
+    assert memory.extents == 4
+    a_page = page // (8 * 4)  # tokens of a page
+    assert [memory.in_pages(tokens) // page for tokens in (1, a_page, a_page + 1)] == [4, 4, 8]
+
+
+def checkpoint(folder: Path, weights: int, layers: int) -> str:
+    random_llama(1, layers=layers).config.save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    os.truncate(folder / "model.safetensors", weights)
+    return str(folder)
+
+
+def test_models_of_one_device_can_hold_about_as_many_tokens(tmp_path: Path) -> None:
+    large = checkpoint(tmp_path / "large", 15 << 30, 400)
+    small = checkpoint(tmp_path / "small", 1 << 30, 80)
+    shares = shares_of([large, small])
+    assert sum(shares) == pytest.approx(1)
+    for total in (40 << 30, 80 << 30):
+        held = [
+            (total * share - (weights << 30) - (2 << 30)) / memory_of(model).bytes_a_token
+            for share, model, weights in zip(shares, (large, small), (15, 1), strict=True)
+        ]
+        assert held[0] == pytest.approx(held[1], rel=0.3)
+    assert shares_of([large]) == [1]
+    # A head's folder has no configuration of a model.
+    (tmp_path / "small" / "config.json").unlink()
+    assert 0.05 < shares_of([large, small])[1] < shares[1]
+
+
+@pytest.mark.parametrize("unknown", ["no/such-model", "/no/such/folder", "a//b", ""])
+def test_a_model_that_is_not_here_has_a_fifth(unknown: str, tmp_path: Path) -> None:
+    large = checkpoint(tmp_path, 15 << 30, 4)
+    assert shares_of([large, unknown]) == pytest.approx([0.8, 0.2])
+    assert shares_of([unknown, large, large]) == pytest.approx([0.8, 0.1, 0.1])
+    assert shares_of([unknown]) == [1]
 
 
 @pytest.mark.parametrize(

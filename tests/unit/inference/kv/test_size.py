@@ -1,0 +1,183 @@
+"""How large a KV pool is made, by what a device says of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.errors import StartupError
+from tandem.inference import decoder as decoders
+from tandem.inference.decoder import DecoderOptions
+from tandem.inference.feed import Feed
+from tandem.inference.kv import size
+from tandem.inference.kv.size import RESERVED, Room, cache_size
+from tandem.inference.output import PassOutput
+from tandem.inference.passes.backend import Backend
+from tandem.inference.passes.largest import LargestPass, memory_of_passes
+from tandem.lengths import ANY_LENGTH
+from tests.support.decoders import decoder_over
+from tests.support.models.tiny import random_llama
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GIB = 1 << 30
+# One layer of two heads of 8, keys and values, float32.
+EACH = 128
+
+
+def device_with(
+    monkeypatch: pytest.MonkeyPatch, free: int, total: int = 80 * GIB, held: int = 0
+) -> None:
+    monkeypatch.setattr(size, "free_memory", lambda device: free)
+    monkeypatch.setattr(size, "memory_held", lambda device: (held, total))
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "share", "passes", "takes"),
+    [
+        # All that the passes leave.
+        (60 * GIB, 20 * GIB, 1.0, 3 * GIB, 57 * GIB),
+        # A part of the device, weights included.
+        (60 * GIB, 20 * GIB, 0.5, 3 * GIB, 17 * GIB),
+        # What is free, where others have taken more than their part.
+        (10 * GIB, 20 * GIB, 0.5, 3 * GIB, 7 * GIB),
+    ],
+)
+def test_a_gpus_pool_takes_what_weights_and_passes_leave(
+    monkeypatch: pytest.MonkeyPatch, free: int, held: int, share: float, passes: int, takes: int
+) -> None:
+    device_with(monkeypatch, free, held=held)
+    found = cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, passes))
+    assert found * EACH == takes - RESERVED
+    # And no more than its sequences can use, nor than is asked for.
+    assert cache_size(CUDA, EACH, Room(0, 1000, share, passes)) == 1000
+    assert cache_size(CUDA, EACH, Room(found, 1000, share, passes)) == found
+    with pytest.raises(StartupError, match="within MEMORY_SHARE; lower CACHE_TOKENS"):
+        cache_size(CUDA, EACH, Room(found + 1, 1000, share, passes))
+
+
+def test_services_that_share_a_device_have_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is first: each has its weights there, and sees the other's pool or not."""
+    weights = {0.75: 15 * GIB, 0.25: 1 * GIB}
+    for first, second in ((0.75, 0.25), (0.25, 0.75)):
+        free, pools = 80 * GIB - sum(weights.values()), 0
+        for share in (first, second):
+            device_with(monkeypatch, free - pools, held=weights[share])
+            pools += EACH * cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, GIB))
+        assert pools == free - 2 * GIB - 2 * RESERVED
+
+
+@pytest.mark.parametrize("free", [0, GIB, 4 * GIB - 1])
+def test_a_gpu_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    device_with(monkeypatch, free)
+    with pytest.raises(StartupError, match=r"no memory for a KV cache: cuda has \d\.\d GiB free"):
+        cache_size(CUDA, EACH, Room(0, ANY_LENGTH, 1.0, 3 * GIB))
+
+
+def test_a_cpu_keeps_half_and_divides_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_with(monkeypatch, 1000 * EACH)
+    assert cache_size(CPU, EACH, Room(0, 10_000)) == 500
+    assert cache_size(CPU, EACH, Room(0, 10_000, 0.7)) == 350
+    assert cache_size(CPU, EACH, Room(0, 300, 0.7)) == 300
+    # What is asked for is not divided.
+    assert cache_size(CPU, EACH, Room(800, 0, 0.7)) == 800
+    with pytest.raises(StartupError, match="lower CACHE_TOKENS"):
+        cache_size(CPU, EACH, Room(801, 0))
+    device_with(monkeypatch, EACH)
+    with pytest.raises(StartupError, match="no memory for a KV cache"):
+        cache_size(CPU, EACH, Room(0, 300))
+
+
+class Readings:
+    """In place of a device's counters: what each of the passes is said to take."""
+
+    def __init__(self, *taken: int) -> None:
+        self.taken = list(taken)
+        self.rows: list[int] = []
+
+    def __call__(self, device: torch.device, run: Callable[[], Any]) -> int:
+        made = run()
+        rows = getattr(made, "logits", made)
+        assert rows.isfinite().all()
+        self.rows.append(len(rows))
+        return self.taken.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "longest", "free", "taken", "rows", "behind"),
+    [
+        # The passes are at the end of the longest text; captured ones keep their results too.
+        (LargestPass(40, 24, 16), 100, GIB, 1000 + 2 * 200, [24, 16], [60, 84]),
+        # Half of the memory holds 50 positions.
+        (LargestPass(40, 24, 16), 100, 2 * EACH * 50, 1400, [24, 16], [10, 34]),
+        # Half of it holds less than the pass.
+        (LargestPass(40, 24, 60), 100, EACH, 1400, [24, 60], [20, 0]),
+        # No text is as long.
+        (LargestPass(40, 40, 16), 30, GIB, 1400, [30, 16], [0, 14]),
+        (LargestPass(40, 24), 100, GIB, 1000, [24], [60]),
+    ],
+)
+def test_the_largest_passes_are_measured_behind_long_texts(
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: LargestPass,
+    longest: int,
+    free: int,
+    taken: int,
+    rows: list[int],
+    behind: list[int],
+) -> None:
+    decoder = decoder_over(random_llama(1), "largest", cache_tokens=64, engine="torch")
+    forward, seen, readings = Backend.forward, list[int](), Readings(1000, 200)
+
+    def told(self: Backend, feeds: Sequence[Feed]) -> PassOutput:
+        seen.append(feeds[0].cache.length)
+        return forward(self, feeds)
+
+    monkeypatch.setattr(Backend, "forward", told)
+    monkeypatch.setattr(size, "free_memory", lambda device: free)
+    monkeypatch.setattr(size, "memory_during", readings)
+    with torch.inference_mode():
+        assert memory_of_passes(decoder.backend, sizes, longest) == taken
+    assert (readings.rows, seen) == (rows, behind)
+    assert decoder.free_positions == 64  # that pool is another one
+
+
+def test_a_pass_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_over(random_llama(1), "largest", cache_tokens=64, engine="torch")
+
+    def full(device: torch.device, run: Callable[[], Any]) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(size, "memory_during", full)
+    with pytest.raises(StartupError, match=r"no room for a pass of 40 tokens .* TOKEN_BUDGET"):
+        memory_of_passes(decoder.backend, LargestPass(40, 24), 100)
+
+
+@pytest.mark.parametrize(
+    ("device", "one_call", "cache_tokens", "asked"),
+    [
+        ("cpu", False, 0, None),
+        ("cuda", True, 0, (LargestPass(40, 24, 16), 512)),
+        ("cuda", True, 90, (LargestPass(40, 24, 16), 90)),
+        ("cuda", False, 0, (LargestPass(40, 24), 512)),
+    ],
+)
+def test_a_decoder_measures_before_it_makes_its_pool(
+    monkeypatch: pytest.MonkeyPatch, device: str, one_call: bool, cache_tokens: int, asked: Any
+) -> None:
+    own = decoder_over(random_llama(1), "room", cache_tokens=64, engine="torch")
+    own.device, own.backend.in_one_call, told = torch.device(device), one_call, list[Any]()
+
+    def taken(backend: Backend, *sizes: Any) -> int:
+        told.append(sizes)
+        return 77
+
+    monkeypatch.setattr(decoders, "memory_of_passes", taken)
+    options = DecoderOptions(
+        cache_tokens, 10, share=0.5, largest=LargestPass(40, 24), graph_rows=16, longest=ANY_LENGTH
+    )
+    room = own._room(own.backend, options)
+    assert told == ([] if asked is None else [asked])
+    assert room == Room(cache_tokens, 512, 0.5, 0 if asked is None else 77)
