@@ -8,6 +8,7 @@ found is copied too, once, when a sequence opens.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ __all__ = ["KVPool", "SequenceCache"]
 
 # Positions that are copied aside at a time, where a text's old and new places overlap.
 _PIECE = 256
+# Memory of a CPU comes in huge pages where the process asks for them: long texts are read faster.
+_PAGE = 2 << 20
+# A pool takes this many times its room of addresses, but no more memory, to begin with pages.
+_MOST_PADDED = 1.13
 
 
 class KVPool(Extents, Cache):  # type: ignore[misc]
@@ -76,7 +81,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         folded = list(layers)
         for (heads, head_dim), places in alike.items():
             size = len(places), heads, self.cycles * stride, head_dim
-            whole = layers[places[0]].new_empty(size)
+            whole = _in_pages(layers[places[0]], size)
             for cycle in range(self.cycles):
                 part = whole.narrow(2, cycle * stride, stride)
                 pool._together.append(part)
@@ -156,3 +161,18 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Required by `Cache`, but unused: models get positions. The pool has no single length."""
         return 0
+
+
+def _in_pages(like: Tensor, size: tuple[int, int, int, int]) -> Tensor:
+    """Uninitialised memory [layers, heads, positions, head_dim]. Of a large pool on a CPU each
+    head's positions begin with a page: a text would else take one more of each head."""
+    layers, heads, length, width = size
+    row = width * like.element_size()
+    in_step = _PAGE // math.gcd(_PAGE, row)
+    padded = -(-length // in_step) * in_step
+    if like.device.type != "cpu" or padded > length * _MOST_PADDED:
+        return like.new_empty(size)
+    count = layers * heads * padded * width
+    flat = like.new_empty(count + _PAGE // like.element_size())
+    begin = -flat.data_ptr() % _PAGE // like.element_size()
+    return flat[begin : begin + count].view(layers, heads, padded, width).narrow(2, 0, length)

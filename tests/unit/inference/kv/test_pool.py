@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem.errors import StartupError
+from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool, SequenceCache
 from tests.support.decoders import decoder_over
 from tests.support.devices.recording import Recording
@@ -163,6 +164,26 @@ def test_a_cache_that_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPa
     numbers = r"10000000 tokens takes 1\.2 GiB, cpu has 1\.0 GiB free; lower CACHE_TOKENS"
     with pytest.raises(StartupError, match=numbers):
         decoder_over(random_llama(1), "large", cache_tokens=10_000_000)
+
+
+@torch.inference_mode()
+def test_a_large_pool_begins_with_a_page_for_each_head() -> None:
+    """Or a text would take one more of each; a small pool has no page to spare."""
+    rows = []
+    for tokens, aligned in ((600_000, True), (600, False)):
+        decoder = decoder_over(random_llama(1), "pages", cache_tokens=tokens, engine="torch")
+        pool = decoder.pool
+        begins = [head.data_ptr() for states in (*pool.keys, *pool.values) for head in states]
+        assert all(begin % (2 << 20) == 0 for begin in begins) == aligned
+        assert {states.shape for states in pool.keys} == {(2, tokens + 1, 8)}
+        cache = decoder.reserve(20)
+        assert cache is not None
+        decoder.forward([Feed(cache, [1, 2, 3, 4], 0)])
+        cache.pool.move(range(4), range(10, 14))
+        for states in (*pool.keys, *pool.values):
+            assert states[:, 10:14].equal(states[:, :4])
+        rows.append(decoder.forward([Feed(cache, [2, 1], 2)]).logits)
+    assert rows[0].equal(rows[1])
 
 
 def test_the_cache_is_sized_to_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
