@@ -138,7 +138,7 @@ class Decoder(Model):
         captured = options.graph_rows if backend.in_one_call else 0
         largest = options.largest._replace(captured=captured)
         longest = min(longest, options.cache_tokens or longest)
-        return room._replace(passes=memory_of_passes(backend, largest, longest))
+        return room._replace(passes=memory_of_passes(backend, largest, longest, room.share))
 
     def measure(self, longest: int) -> None:
         """See `Model`: takes a second, or remembers it from an earlier start."""

@@ -38,10 +38,10 @@ def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
     """
     limits = BatchLimits(settings.token_budget, settings.prefill_chunk)
     round_ = settings.max_gamma + 1
-    on_cpu = settings.device.startswith("cpu")
+    all_of_it = settings.device.startswith("cuda")
     return DecoderOptions(
         cache_tokens=settings.cache_tokens,
-        at_most=settings.cache_for(room) if on_cpu else ANY_LENGTH,
+        at_most=ANY_LENGTH if all_of_it else settings.cache_for(room),
         share=settings.memory_share,
         largest=LargestPass(limits.largest + round_, settings.token_budget + round_),
         threads=settings.threads,

@@ -53,11 +53,7 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
     most, own = int(free * _MOST_OF_MEMORY), int(free * _OF_MEMORY * room.share)
     has = f"{device} has {_gib(free)} free"
     if device.type == "cuda":
-        left = free
-        if room.share < 1:
-            held, total = memory_held(device)
-            left = min(left, int(total * room.share) - held)
-        most = own = max(left - room.passes - RESERVED, 0)
+        most = own = max(memory_left(device, room.share) - room.passes - RESERVED, 0)
         has += f", {_gib(most)} of it beside its passes and within MEMORY_SHARE"
     positions = room.cache_tokens or min(room.at_most, own // bytes_each)
     if not positions:
@@ -72,6 +68,15 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def memory_left(device: torch.device, share: float) -> int:
+    """Bytes of a CUDA device that this process may still take: of its share, if they are free."""
+    free = free_memory(device)
+    if share == 1:
+        return free
+    held, total = memory_held(device)
+    return min(free, int(total * share) - held)
 
 
 def memory_held(device: torch.device) -> tuple[int, int]:

@@ -39,24 +39,28 @@ class LargestPass(NamedTuple):
 NOT_MEASURED = LargestPass()
 
 
-def memory_of_passes(backend: Backend, largest: LargestPass, longest: int) -> int:
+def memory_of_passes(
+    backend: Backend, largest: LargestPass, longest: int, share: float = 1.0
+) -> int:
     """Bytes that a service's passes take beside weights and pool, measured.
 
-    A probe's pool, of what the longest text takes but at most half of the free memory, stands in
-    for the real one: a pass may take more behind a long text. Its keys are zeros, since only sizes
-    matter.
+    A probe's pool, of what the longest text takes but at most half of the memory that is
+    left, stands in for the real one: a pass may take more behind a long text. Its keys are zeros,
+    since only sizes matter.
 
     Args:
         backend: on a CUDA device.
         largest: what is measured.
         longest: positions of the longest text.
+        share: see `Room`.
 
     Raises:
         StartupError: the device has no room for such a pass.
     """
     device, each = backend.device, backend.pool.bytes_per_position
     rows, captured = (min(count, longest) for count in (largest.rows, largest.captured))
-    held = max(rows, captured, min(longest, size.free_memory(device) // 2 // each))
+    fits = size.memory_left(device, share) // 2 // each
+    held = max(rows, captured, min(longest, fits))
     try:
         probe = backend.beside(held)
         for states in (*probe.pool.keys, *probe.pool.values):

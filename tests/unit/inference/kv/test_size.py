@@ -136,10 +136,11 @@ def test_the_largest_passes_are_measured_behind_long_texts(
         return forward(self, feeds)
 
     monkeypatch.setattr(Backend, "forward", told)
-    monkeypatch.setattr(size, "free_memory", lambda device: free)
+    # Of twice as much half is this service's.
+    device_with(monkeypatch, 4 * free, total=4 * free, held=free)
     monkeypatch.setattr(size, "memory_during", readings)
     with torch.inference_mode():
-        assert memory_of_passes(decoder.backend, sizes, longest) == taken
+        assert memory_of_passes(decoder.backend, sizes, longest, 0.5) == taken
     assert (readings.rows, seen) == (rows, behind)
     assert decoder.free_positions == 64  # that pool is another one
 
@@ -159,9 +160,9 @@ def test_a_pass_that_does_not_fit_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
     ("device", "one_call", "cache_tokens", "asked"),
     [
         ("cpu", False, 0, None),
-        ("cuda", True, 0, (LargestPass(40, 24, 16), 512)),
-        ("cuda", True, 90, (LargestPass(40, 24, 16), 90)),
-        ("cuda", False, 0, (LargestPass(40, 24), 512)),
+        ("cuda", True, 0, (LargestPass(40, 24, 16), 512, 0.5)),
+        ("cuda", True, 90, (LargestPass(40, 24, 16), 90, 0.5)),
+        ("cuda", False, 0, (LargestPass(40, 24), 512, 0.5)),
     ],
 )
 def test_a_decoder_measures_before_it_makes_its_pool(
