@@ -50,8 +50,8 @@ class TextMemory:
     extents: int
 
     def in_pages(self, tokens: int) -> int:
-        """Bytes that a text of some tokens takes on a CPU by torch, which has it in one extent for
-        each key head: memory comes there in huge pages, which make long texts faster."""
+        """Bytes that a text of some tokens takes of a CPU's memory, which comes in huge pages: by
+        torch, which has each extent in a place of its own, and at most with OpenVINO."""
         return self.extents * -(-tokens * self.bytes_a_token // (self.extents * _PAGE)) * _PAGE
 
 

@@ -223,16 +223,14 @@ def _print_memory(
     if as_json:
         write_exactly(json_module.dumps(found, indent=2) + "\n")
         return
-    table = Table("model", "dtype", "tokens", "a token", "a text", f"{slots} texts", "in pages*")
+    table = Table("model", "dtype", "tokens", "a token", "a text", "in pages*", f"{slots} texts")
     for each in found:
-        names = ("bytes_a_token", "bytes_a_text", "bytes_of_all", "bytes_in_huge_pages")
+        names = ("bytes_a_token", "bytes_a_text", "bytes_in_huge_pages", "bytes_of_all")
         sizes = (each[name] for name in names)
         plain = (str(each[name]) for name in ("model", "dtype", "tokens"))
         table.add_row(*plain, *(_size(int(str(size))) for size in sizes))
     out.print(table)
-    out.print(
-        "* a text alone on a CPU by torch, in huge pages; a prompt's pass takes more", style="dim"
-    )
+    out.print("* of 2 MiB, in which memory comes on a CPU", style="dim")
 
 
 def _size(count: int) -> str:

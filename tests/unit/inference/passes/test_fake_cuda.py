@@ -158,7 +158,7 @@ def test_a_head_inside_reads_states_on_the_device(
     monkeypatch.setattr(head, "tensors_fingerprint", lambda *given: "")
     # Nor is one of a single number copied to the device to keep its value.
     monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0)
-    monkeypatch.setattr(size, "free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(size, "free_memory", lambda device: 1 << 31)
     monkeypatch.setattr(torch, "equal", lambda one, other: False)
     # What comes from a fake device is all ones, also the ids of a row.
     monkeypatch.setattr(decisions, "faults", lambda drafts, vocab_size: {})

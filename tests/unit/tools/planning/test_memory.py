@@ -32,6 +32,7 @@ def test_texts_of_a_length(tmp_path: Path) -> None:
     # Keys and values of 2 heads of 8 numbers.
     assert row["bytes_a_token"] == 2 * 2 * 8 * 2
     assert (row["tokens"], row["bytes_a_text"], row["bytes_of_all"]) == (100, 6400, 51200)
+    assert row["bytes_in_huge_pages"] == 4 * (2 << 20)
     assert "6.2 KiB" in CliRunner().invoke(app, [*own, "--dtype", "bfloat16"]).output
 
 
