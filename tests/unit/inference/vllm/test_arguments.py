@@ -94,6 +94,19 @@ def test_without_a_length_texts_are_as_long_as_model_and_cache() -> None:
         assert engine_arguments(options, "float16", CONFIG)["max_model_len"] == longest
 
 
+@pytest.mark.parametrize(("length", "each"), [(8192, 4096), (100, 100)])
+def test_a_cache_by_itself_has_some_tokens_for_each_sequence(length: int, each: int) -> None:
+    options = VllmOptions("m", max_sequences=2, max_length=length)
+    found = engine_arguments(options, "float32", CONFIG)
+    blocks = -(-max(2 * each, min(length, 300)) // 128) + 1  # and vLLM's own
+    assert found["kv_cache_memory_bytes"] == blocks * 128 * 2 * 3 * 2 * 32 * 4
+
+
+def test_vllm_has_its_share_of_the_services_own() -> None:
+    settings = TargetSettings(model="m", engine="vllm", memory_share=0.5)
+    assert vllm_options(settings, VllmSettings()).memory_share == pytest.approx(0.45)
+
+
 def test_a_gpus_cache_is_told_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     found = engine_arguments(VllmOptions("m", device="cuda", cache_tokens=100), "float16", CONFIG)
     assert found["num_gpu_blocks_override"] == 8
