@@ -90,6 +90,39 @@ def test_a_cpu_keeps_half_and_divides_the_other(monkeypatch: pytest.MonkeyPatch)
         cache_size(CPU, EACH, Room(0, 300))
 
 
+class Counters:
+    """In place of `torch.cuda`'s: what is held, and was at most."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cached, self.held, self.peak = 7, 100, 500
+        for name in ("empty_cache", "synchronize", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: self.held + self.cached)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.peak)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 - self.cached, 4000))
+
+    def empty_cache(self) -> None:
+        self.cached = 0
+
+    def synchronize(self, device: torch.device) -> None:
+        pass
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.peak = self.held + self.cached
+
+    def allocate(self) -> None:
+        self.peak = max(self.peak, self.held + 40)
+
+
+def test_a_devices_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that torch has cached are free, and what was held at a peak before is no reading."""
+    counters = Counters(monkeypatch)
+    assert size.memory_during(CUDA, counters.allocate) == 40
+    counters.cached = 7
+    assert size.free_memory(CUDA) == 1000
+    assert (size.memory_left(CUDA, 1.0), size.memory_left(CUDA, 0.2)) == (1000, 700)
+
+
 class Readings:
     """In place of a device's counters: what each of the passes is said to take."""
 
