@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# By how much less a deeper token of a head counts: λ of Medusa (arXiv 2401.10774, equation 1).
+_DEEPER = 0.8
 # Of what a row of some tokens leaves to all others: less than float32 tells.
 _LEAST_REST = 1e-7
 
@@ -105,3 +107,8 @@ def loss(name: str, logits: Tensor, rows: TargetRows | None, following: Tensor) 
     if rows is None or name == "cross-entropy":
         return F.cross_entropy(logits.float().transpose(1, 2), following, reduction="none")
     return _BY_NAME[name](*rows.beside(logits))
+
+
+def discounted(losses: Sequence[Tensor]) -> Tensor:
+    """Σ λ^(k - 1) ℓ_k of the losses of a head's depths, from 1 on; λ = 0.8."""
+    return torch.stack([_DEEPER**depth * each for depth, each in enumerate(losses)]).sum()

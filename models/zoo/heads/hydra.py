@@ -8,13 +8,13 @@ the target's whole row, as in the paper's teacher loss. The target's output matr
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaModel
 
 from models import llama
 from models.loop import Stage
 from models.zoo.training.heads import Training, command
+from tandem.inference.heads.hydra import HydraBlock, guess
 
 HEADS = 3
 WIDTH = llama.TARGET.hidden_size
@@ -74,10 +74,17 @@ class HydraHeads(nn.Module):
             roots = time - k
             path = [tokens[:, 1 + i : 1 + i + roots] for i in range(k + 1)]
             x = torch.cat([read[:, :roots], *path], -1)
-            first, second = block["1"], block["3"]  # type: ignore[index]
-            x = first["res_connection"](x) + F.silu(first["linear"](x))
-            found.append(x + F.silu(second["linear"](x)))
+            found.append(guess([_served(part) for part in block.values()], x))  # type: ignore[operator]
         return found[:depths]
+
+
+def _served(part: Any) -> HydraBlock:
+    """A layer as it is served."""
+    linear = part["linear"]
+    if "res_connection" not in part:
+        return HydraBlock(linear.weight, linear.bias, None, None)
+    kept = part["res_connection"]
+    return HydraBlock(linear.weight, linear.bias, kept.weight, kept.bias)
 
 
 def training(plus: bool) -> Training:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models import llama
 from models.loop import Stage
 from models.zoo.training.heads import Training, command
-from tandem.inference.heads.medusa import residual
+from tandem.inference.heads.medusa import MedusaWeights
 
 HEADS, LAYERS = 4, 3
 STAGES = [
@@ -36,8 +36,8 @@ class MedusaBlocks(nn.Module):
         layers = [[block["layers"][i] for block in self.blocks] for i in range(LAYERS)]  # type: ignore[index]
         weights = [torch.stack([part.weight for part in row]) for row in layers]
         biases = [torch.stack([part.bias for part in row])[:, None] for row in layers]
-        found = residual(features.flatten(0, 1), weights, biases)
-        return list(found.view(HEADS, *features.shape)[:depths])
+        found = MedusaWeights(weights, biases).guesses(features.flatten(0, 1), depths)
+        return list(found.view(depths, *features.shape))
 
 
 def training() -> Training:

@@ -17,13 +17,12 @@ from models.loop import Stage, train
 from models.train import divergence, missed, scaled
 from models.zoo.training import texts
 from models.zoo.training.script import options_of
+from tandem.distillation.divergences import discounted
 from tandem.inference.fingerprint import fingerprints, tokenizer_fingerprint
 
 # Siblings that are worth a place of a tree.
 RANKS = 4
 _LEAST = 1e-3
-# A deeper token counts less (Medusa's λ).
-_DEEPER = 0.8
 _COMPARE = {"divergence": divergence, "overlap": missed}
 
 
@@ -90,8 +89,8 @@ def fit(training: Training, folder: Path, cache: Path, output: Path, scale: floa
             loss = _COMPARE[stage.name](wanted[:, there], F.linear(states, table))
             if training.guesses:
                 loss = loss + F.smooth_l1_loss(states, features[:, there])
-            losses.append(_DEEPER ** (depth - 1) * loss)
-        return torch.stack(losses).sum()
+            losses.append(loss)
+        return discounted(losses)
 
     seconds = train(
         model,

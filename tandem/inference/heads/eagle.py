@@ -15,9 +15,8 @@ from torch.nn.functional import linear
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
-from tandem.inference.heads.head import Head, HeadSource, features_of
+from tandem.inference.heads.head import Head, HeadCache, HeadSource, features_of
 from tandem.inference.heads.layer import HeadLayer, within
-from tandem.inference.kv.extents import SequenceCache
 
 # Names of the layer's tensors begin so.
 _AT = "layers.0."
@@ -26,7 +25,7 @@ _DEPTHS = 64
 
 
 @dataclass(eq=False, slots=True)
-class EagleCache(SequenceCache):
+class EagleCache(HeadCache):
     """A sequence's pairs of a feature and the token behind it: true ones, then guessed ones.
 
     Attributes:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.errors import StartupError
+from tandem.errors import StartupError, Unsupported
 from tandem.inference.description import Description
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import tensors_fingerprint
 from tandem.inference.heads.files import HeadFiles
+from tandem.inference.heads.parameters import HeadParameters
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.size import Room, cache_size
+from tandem.inference.loading.learnt_weights import LearntWeights, put_in
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
 from tandem.lengths import ANY_LENGTH
@@ -94,6 +97,37 @@ class HeadSource:
 
 
 _BATCHES, _REPEATS = (1, 4, 16), 5
+# Versions of weights that only open sequences use.
+_MOST_EARLIER = 2
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """The weights of a version that can change while a head serves.
+
+    Attributes:
+        version: how often they changed; 0 for those of the files.
+        parts: in the family's own form; None for a family whose weights do not change.
+    """
+
+    version: int = 0
+    parts: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class HeadCache(SequenceCache):
+    """What a sequence of a head holds.
+
+    Attributes:
+        weights: that compute it, from its beginning to its end; None before it is reserved.
+    """
+
+    weights: HeadWeights | None = None
+
+    @property
+    def weights_version(self) -> int:
+        """See `SequenceCache`."""
+        return 0 if self.weights is None else self.weights.version
 
 
 class Head(Model):
@@ -115,7 +149,7 @@ class Head(Model):
         tensors: its weights, and what it takes of its target.
     """
 
-    cache: ClassVar[type[SequenceCache]] = SequenceCache
+    cache: ClassVar[type[HeadCache]] = HeadCache
     engine = "torch"
     takes_trees = True
     hidden_size = 0
@@ -126,7 +160,9 @@ class Head(Model):
 
     def __init__(self, source: HeadSource, tensors: Mapping[str, Tensor]) -> None:
         files, own = source.files, source.files.own
-        self.device, self._dtype = source.device, source.dtype
+        self.device, self._dtype, self._source = source.device, source.dtype, source
+        self._open: WeakSet[HeadWeights] = WeakSet()
+        self._serve(HeadWeights())
         fingerprint = tensors_fingerprint(tensors, [files.config, str(source.dtype)])
         # Its texts end where the target's do.
         self.about = Description(
@@ -179,11 +215,13 @@ class Head(Model):
         """Room for a sequence; None if there is none now."""
         if self._pool is None:
             nowhere: Any = None
-            return self.cache(nowhere, 0, capacity)
+            return self.cache(nowhere, 0, capacity, weights=self._weights)
         part = self._pool.reserve(capacity, held)
         if part is None:
             return None
-        return self.cache(part.pool, part.start, part.capacity, promised=part.promised)
+        return self.cache(
+            part.pool, part.start, part.capacity, promised=part.promised, weights=self._weights
+        )
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back."""
@@ -206,11 +244,105 @@ class Head(Model):
         """The rows asked for, feed by feed."""
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
-        return PassOutput(self._rows(feeds))
+        groups: dict[HeadWeights, list[int]] = {}
+        for number, feed in enumerate(feeds):
+            groups.setdefault(self._weights_of(feed), []).append(number)
+        if len(groups) == 1:
+            return PassOutput(self._rows(feeds))
+        rows: dict[int, Tensor] = {}
+        for own in groups.values():
+            part = self._rows([feeds[number] for number in own])
+            found = torch.split(part, [feeds[number].rows for number in own])
+            rows.update(zip(own, found, strict=True))
+        return PassOutput(torch.cat([rows[number] for number in range(len(feeds))]))
 
     @abstractmethod
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] the rows asked for, feed by feed."""
+        """[R, V] the rows asked for, feed by feed; of sequences of one version of the weights."""
+
+    def _weights_of(self, feed: Feed) -> HeadWeights:
+        """That a feed's sequence began with; the newest for a feed of no sequence."""
+        own = feed.cache.weights if isinstance(feed.cache, HeadCache) else None
+        return self._weights if own is None else own
+
+    def _serve(self, weights: HeadWeights) -> None:
+        """Give weights to new sequences."""
+        self._weights = weights
+        self._open.add(weights)
+
+    def _learns(self, name: str) -> bool:
+        """Whether a tensor of the files is trained while the head serves."""
+        return False
+
+    def _formed(self, tensors: Mapping[str, Tensor]) -> Any:
+        """Trained tensors in the family's own form, see `HeadWeights`; differentiable."""
+        raise NotImplementedError
+
+    def trained(self) -> HeadParameters:
+        """A copy of the files' weights to train, float32, on the CPU.
+
+        Raises:
+            StartupError: weights of this head do not change while it serves.
+        """
+        named = {
+            name: tensor
+            for name, tensor in self._source.files.tensors().items()
+            if self._learns(name)
+        }
+        if self._pool is not None or not named:
+            raise StartupError(
+                f"ONLINE: the head {self.about.name} does not learn, since it has a decoder layer;"
+                " heads of Medusa and of Hydra without one do. Set ONLINE=0"
+            )
+        return HeadParameters(named)
+
+    def guesses(self, weights: HeadParameters, states: Tensor, paths: Tensor) -> list[Tensor]:
+        """What the output matrix reads, for each depth; differentiable in the weights.
+
+        Args:
+            weights: see `trained`.
+            states: [n, layers, width] of the target.
+            paths: [n, depths] int64, the tokens behind each state; a depth d reads the first d at
+                most.
+
+        Returns:
+            [n, width] for each depth from 1 on.
+        """
+        raise NotImplementedError
+
+    def output(self, depth: int) -> Tensor:
+        """[V, width] the output matrix of a depth, from 1 on."""
+        raise NotImplementedError
+
+    def with_learnt(self, learnt: LearntWeights) -> Callable[[], None]:
+        """Read weights that were learnt. From any thread.
+
+        Args:
+            learnt: of a version; without a path those of the files.
+
+        Returns:
+            Gives them to new sequences; open ones keep theirs.
+
+        Raises:
+            OtherCheckpoint: they were learnt from another head.
+            StartupError: they cannot be read, or weights of this head do not change.
+            Unsupported: weights do not change on this device.
+            MemoryError: texts are open with two versions already.
+        """
+        if self.device.type != "cpu":
+            raise Unsupported(f"the weights of {self.about.name} cannot change on {self.device}")
+        if len(self._open) > _MOST_EARLIER:
+            raise MemoryError("texts are open with two versions of the weights already")
+        trained = self.trained()
+        put_in(trained, self.about.weights_fingerprint, learnt)
+        named = {name: each.detach() for name, each in trained.named_parameters()}
+        weights = HeadWeights(learnt.version, self._formed(self._source.placed(named)))
+
+        def take() -> None:
+            self._serve(weights)
+            self.about = replace(self.about, weights_version=weights.version)
+
+        return take
 
     def no_features(self) -> list[npt.NDArray[np.int16]]:
         """Features of one position that are 0."""

@@ -5,20 +5,27 @@ tokens of the path behind it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import embedding, linear, silu
 
 from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch, tokens_of
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, HeadSource, ends_of, features_of
+from tandem.inference.heads.head import (
+    Head,
+    HeadCache,
+    HeadSource,
+    HeadWeights,
+    ends_of,
+    features_of,
+)
 from tandem.inference.heads.layer import HeadLayer, within
-from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.heads.parameters import HeadParameters
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?weight")
@@ -31,7 +38,7 @@ _READ = re.compile(
 
 
 @dataclass(eq=False, slots=True)
-class HydraCache(SequenceCache):
+class HydraCache(HeadCache):
     """What a sequence's places are computed from.
 
     Attributes:
@@ -43,7 +50,7 @@ class HydraCache(SequenceCache):
 
 
 @dataclass(frozen=True)
-class _Block:
+class HydraBlock:
     """A layer of a head: R x + SiLU(W x + b); R is the identity but in the first one."""
 
     weight: Tensor
@@ -55,6 +62,14 @@ class _Block:
         """[n, in] to [n, width]."""
         kept = x if self.kept is None else linear(x, self.kept, self.kept_bias)
         return kept + silu(linear(x, self.weight, self.bias))
+
+
+def guess(blocks: Sequence[HydraBlock], x: Tensor) -> Tensor:
+    """What the output matrix reads [n, width], by the layers of a head over a state and the
+    embeddings of the path behind it [n, (1 + tokens) * width]."""
+    for block in blocks:
+        x = block(x)
+    return x
 
 
 class HydraHead(Head):
@@ -70,8 +85,8 @@ class HydraHead(Head):
         tensors = source.files.tensors()
         source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         own = tensors.pop(f"{_PREFIX}embed_tokens.weight", None)
-        embedding = tensors.get("embed_tokens.weight", own)
-        tensors["embed_tokens.weight"] = source.embedding() if embedding is None else embedding
+        table = tensors.get("embed_tokens.weight", own)
+        tensors["embed_tokens.weight"] = source.embedding() if table is None else table
         outputs = {int(m[1]): n for n in tensors if (m := _OUTPUT.fullmatch(n))}
         if not outputs:
             own_output = tensors.get("lm_head.weight")
@@ -82,8 +97,9 @@ class HydraHead(Head):
         vocab_size, hidden_size = self._embedding.shape
         self._describe(vocab_size, hidden_size)
         source.require_width(self.hidden_size)
-        self._heads = _blocks_of(placed, source.files, self.hidden_size)
-        self.depths = len(self._heads)
+        heads = _blocks_of(placed, source.files, self.hidden_size)
+        self.depths = len(heads)
+        self._serve(HeadWeights(0, heads))
         self._outputs = [placed[outputs.get(k, "output")] for k in range(self.depths)]
         self._prefix: HeadLayer | None = None
         if layer := within(placed, f"{_PREFIX}layers.0."):
@@ -121,10 +137,9 @@ class HydraHead(Head):
                 count += 1
             first = end
         rows = self._embedding.new_empty(count, self.vocab_size)
+        heads = self._weights_of(feeds[0]).parts
         for depth, paths in inputs.items():
-            found = torch.stack(paths)
-            for block in self._heads[depth]:
-                found = block(found)
+            found = guess(heads[depth], torch.stack(paths))
             index = torch.tensor(places[depth]).to(self.device, non_blocking=True)
             rows.index_copy_(0, index, linear(found, self._outputs[depth]))
         return rows
@@ -142,8 +157,29 @@ class HydraHead(Head):
         normed: Tensor = self._prefix_norm(found[ends])
         return normed
 
+    def _learns(self, name: str) -> bool:
+        return bool(_BLOCK.fullmatch(name))
 
-def _blocks_of(tensors: dict[str, Tensor], files: HeadFiles, width: int) -> list[list[_Block]]:
+    def _formed(self, tensors: Mapping[str, Tensor]) -> list[list[HydraBlock]]:
+        return _blocks_of(tensors, self._source.files, self.hidden_size)
+
+    def guesses(self, weights: HeadParameters, states: Tensor, paths: Tensor) -> list[Tensor]:
+        """See `Head`; the head of a depth reads all tokens before its own."""
+        embedded = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)
+        inputs = torch.cat([states[:, :1], embedded], 1).flatten(1)
+        return [
+            guess(blocks, inputs[:, : (2 + k) * self.hidden_size])
+            for k, blocks in enumerate(self._formed(weights.by_name))
+        ]
+
+    def output(self, depth: int) -> Tensor:
+        """See `Head`."""
+        return self._outputs[depth - 1]
+
+
+def _blocks_of(
+    tensors: Mapping[str, Tensor], files: HeadFiles, width: int
+) -> list[list[HydraBlock]]:
     """The layers of each head.
 
     Raises:
@@ -154,10 +190,10 @@ def _blocks_of(tensors: dict[str, Tensor], files: HeadFiles, width: int) -> list
         if named := _BLOCK.fullmatch(name):
             layers = found.setdefault(int(named[1]), {})
             layers.setdefault(int(named[2]), {})[f"{named[3]}.{named[4]}"] = tensor
-    heads: list[list[_Block]] = []
+    heads: list[list[HydraBlock]] = []
     for k in range(len(found)):
         blocks = [
-            _Block(
+            HydraBlock(
                 parts["linear.weight"],
                 parts.get("linear.bias", parts["linear.weight"].new_zeros(width)),
                 parts.get("res_connection.weight"),

@@ -16,6 +16,7 @@ from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.size import Room
 from tandem.inference.loading.checkpoint import CheckpointSource
+from tandem.inference.loading.learnt_weights import NOTHING_LEARNT
 from tandem.inference.loading.weights import device_of, read_tokenizer
 
 FAMILIES: dict[str, Callable[[HeadSource], Head]] = {
@@ -29,14 +30,15 @@ def load_head(source: CheckpointSource, family: str, target: str, room: Room) ->
     """A head, measured.
 
     Args:
-        source: of the head's folder, unchanged; the dtype "auto" is float32 on a CPU, else
-            bfloat16.
+        source: of the head's folder, unchanged but for learnt weights; the dtype "auto" is float32
+            on a CPU, else bfloat16.
         family: a name of the table.
         target: directory or hub id of the checkpoint that it is for; empty where the head's files
             say all that is needed.
         room: for what it holds of sequences.
 
     Raises:
+        OtherCheckpoint: weights were learnt from another head.
         StartupError: one sentence on what is missing or does not fit.
     """
     files = require_head(source.model, family)
@@ -55,4 +57,6 @@ def load_head(source: CheckpointSource, family: str, target: str, room: Room) ->
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
         raise StartupError(f"the head {files.path} cannot be loaded as {family}: {said}") from error
+    if source.learnt != NOTHING_LEARNT:
+        head.with_learnt(source.learnt)()
     return head

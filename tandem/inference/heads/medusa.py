@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, HeadSource, ends_of, features_of
+from tandem.inference.heads.head import Head, HeadSource, HeadWeights, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
+from tandem.inference.heads.parameters import HeadParameters
 
 # The names of the authors' own files, and those of vLLM's.
 _AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
@@ -31,6 +33,24 @@ _READ = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class MedusaWeights:
+    """The residual layers of all heads.
+
+    Attributes:
+        weights: [K, width, width] a layer.
+        biases: [K, 1, width] a layer.
+    """
+
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
+
+    def guesses(self, states: Tensor, most: int) -> Tensor:
+        """[most, N, width] of the first heads, behind states [N, width]; see `residual`."""
+        first = [[part[:most] for part in parts] for parts in (self.weights, self.biases)]
+        return residual(states, *first)
+
+
 class MedusaHead(Head):
     """K heads; the k-th one's row is that of depth k, behind the newest hidden state.
 
@@ -41,10 +61,10 @@ class MedusaHead(Head):
     def __init__(self, source: HeadSource) -> None:
         tensors = source.files.tensors()
         decoders = _decoders_of(tensors)
-        weights, biases = ([], []) if decoders else _residual_of(tensors, source.files)
+        layers = MedusaWeights([], []) if decoders else _residual_of(tensors, source.files)
         source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         outputs = _outputs_of(tensors)
-        self.depths = len(decoders) or len(weights[0])
+        self.depths = len(decoders) or len(layers.weights[0])
         if sorted(outputs) not in ([], [0], list(range(self.depths))):
             raise _misshapen(source.files)
         if not outputs:
@@ -57,10 +77,11 @@ class MedusaHead(Head):
         vocab_size, hidden_size = output.shape[-2:]
         self._describe(vocab_size, hidden_size)
         source.require_width(self.hidden_size)
-        self._weights, self._biases, (self._output,) = (
+        weights, biases, (self._output,) = (
             [part.to(self.device, self._dtype) for part in parts]
-            for parts in (weights, biases, [output])
+            for parts in (layers.weights, layers.biases, [output])
         )
+        self._serve(HeadWeights(0, MedusaWeights(weights, biases)))
         shape = source.files.config.get("layer_config", {})
         self._layers = [HeadLayer(shape, source.placed(layer)) for layer in decoders]
         if self._layers:
@@ -83,9 +104,8 @@ class MedusaHead(Head):
         """[most, B, width] what the output matrix reads, of the first heads and each feed."""
         states = features_of(feeds, self.device, self._dtype)[:, -1]
         if not self._layers:
-            return residual(
-                states, [w[:most] for w in self._weights], [b[:most] for b in self._biases]
-            )
+            parts: MedusaWeights = self._weights_of(feeds[0]).parts
+            return parts.guesses(states, most)
         assert self._pool is not None
         batch, ends = PackedBatch.of(feeds, self.device), ends_of(feeds, self.device)
         # Those whose rows are not wanted remember the states too.
@@ -96,6 +116,22 @@ class MedusaHead(Head):
         for feed in feeds:
             feed.cache.grow(listed(feed.token_ids), feed.parents)
         return torch.stack(found[:most])
+
+    def _learns(self, name: str) -> bool:
+        return bool(_BLOCK.fullmatch(name)) or (
+            ".linear." in name and bool(_AUTHORS.fullmatch(name))
+        )
+
+    def _formed(self, tensors: Mapping[str, Tensor]) -> MedusaWeights:
+        return _residual_of(tensors, self._source.files)
+
+    def guesses(self, weights: HeadParameters, states: Tensor, paths: Tensor) -> list[Tensor]:
+        """See `Head`; no head knows a token."""
+        return list(self._formed(weights.by_name).guesses(states[:, -1], self.depths))
+
+    def output(self, depth: int) -> Tensor:
+        """See `Head`."""
+        return self._output if self._output.dim() == 2 else self._output[depth - 1]
 
 
 def residual(states: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -130,10 +166,8 @@ def _decoders_of(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     return [within(tensors, f"blocks.{head}.") for head in range(len(heads))]
 
 
-def _residual_of(
-    tensors: Mapping[str, Tensor], files: HeadFiles
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights [K, width, width] and biases [K, 1, width] of each layer.
+def _residual_of(tensors: Mapping[str, Tensor], files: HeadFiles) -> MedusaWeights:
+    """The residual layers.
 
     Raises:
         StartupError: they are no Medusa's.
@@ -162,7 +196,7 @@ def _residual_of(
         torch.stack([blocks.get((k, layer, "bias"), none) for k in range(heads)])[:, None]
         for layer in range(layers)
     ]
-    return weights, biases
+    return MedusaWeights(weights, biases)
 
 
 def _misshapen(files: HeadFiles) -> StartupError:

@@ -66,6 +66,16 @@ class TargetParts:
         """How many it has."""
         return int(self._config.num_hidden_layers)
 
+    @property
+    def parameters(self) -> int:
+        """How many it has."""
+        return sum(each.numel() for each in self._empty.parameters())
+
+    @property
+    def longest(self) -> int:
+        """Positions of its longest sequence."""
+        return int(self._config.max_position_embeddings)
+
     def embedding(self) -> Tensor:
         """[V, width], what turns a token into the first layer's input.
 
