@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import Recipe
 from tandem.errors import StartupError
+from tandem.online.kept_text import NO_STATES, KeptStates
 from tandem.online.learning import Learning
 from tandem.online.order import Order
 from tandem.online.state import StateFolder
 from tandem.settings import MIB
+from tandem.speculation.feedback import FeedbackWanted
 
 if TYPE_CHECKING:
     from tandem.inference.model import Model
 
 _HOUR = 3600.0
+# Families of heads without a decoder layer.
+_HEADS = ("medusa", "hydra")
 
 
 def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
@@ -29,10 +33,10 @@ def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
     """
     if not settings.online:
         return None
-    if len(recipe.checkpoints) != 1 or recipe.checkpoints[0].head:
+    if len(recipe.checkpoints) != 1 or recipe.checkpoints[0].head not in ("", *_HEADS):
         raise StartupError(
             f"ONLINE: the method {recipe.method} does not learn; one with a single decoder does,"
-            " such as model or tree. Set ONLINE=0"
+            f" such as model or tree, and {' and '.join(_HEADS)} do. Set ONLINE=0"
         )
     if recipe.checkpoints[0].keys is not None:
         raise StartupError(
@@ -51,7 +55,12 @@ def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
 def learning_of(
     settings: DrafterSettings, recipe: Recipe, folder: StateFolder, model: Model
 ) -> Learning:
-    """What learns beside a loaded model, not begun."""
+    """What learns beside a loaded model, not begun.
+
+    Raises:
+        StartupError: its weights cannot change while it serves, or home texts cannot be computed.
+    """
+    from tandem.inference.heads.head import Head
     from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
     from tandem.inference.loading.learnt_weights import LearntWeights
     from tandem.inference.loading.partial import ModelPart
@@ -65,11 +74,25 @@ def learning_of(
     def renew(version: int, weights: Path | None) -> Callable[[], None]:
         path = "" if weights is None else str(weights)
         learnt = LearntWeights(version, path, model.about.weights_fingerprint)
+        if isinstance(model, Head):
+            return model.with_learnt(learnt)
         return model.renewed(read_checkpoint(replace(source, learnt=learnt)))
 
+    keeps, target = NO_STATES, ""
+    if isinstance(model, Head):
+        model.trained()  # a head that does not learn says so now
+        each = FeedbackWanted(model.reads, model.hidden_size).state_bytes
+        keeps, target = KeptStates(each, model.depths), named.target or settings.target
+        if settings.online_home and not target:
+            raise StartupError(
+                "ONLINE_HOME: hidden states of home texts are those of the head's target: name its"
+                " checkpoint with TANDEM_DRAFTER_TARGET"
+            )
     folder.know(model.about.weights_fingerprint)
     order = Order(
         model=source.model,
+        head=named.head,
+        target=target,
         adapter=named.adapter,
         exit=named.exit,
         skip=named.skip,
@@ -79,4 +102,4 @@ def learning_of(
         most_bytes=settings.online_mib * MIB,
         most_seconds=settings.online_hours * _HOUR,
     )
-    return Learning(folder, order, renew)
+    return Learning(folder, order, renew, keeps=keeps)

@@ -34,9 +34,9 @@ def optimisers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     for weight in model.parameters():
         of_a_layer = weight.ndim == 2 and id(weight) not in apart
         (matrices if of_a_layer else others).append(weight)
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    ]
+    made: list[torch.optim.Optimizer] = []
+    if others:
+        made.append(torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0))
     if matrices:
         made.append(
             torch.optim.Muon(matrices, lr=rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")

@@ -41,19 +41,20 @@ def home_texts(file: str, folder: str, first: Any, length: int, kept: Path) -> T
     try:
         return load_file(kept)["tokens"]
     except (OSError, SafetensorError, KeyError):
-        written = _written(first, length)
+        written = written_texts(first, _WRITTEN, length)
     with writing(kept) as fresh:
         save_file({"tokens": written}, fresh)
     return written
 
 
-def _written(first: Any, length: int) -> Tensor:
-    config = first.config.get_text_config()
+def written_texts(model: Any, count: int, length: int) -> Tensor:
+    """[count, length + 1] int64, texts that a model writes at temperature 1."""
+    config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(_SEED)
-    tokens = torch.zeros(_WRITTEN, length + 1, dtype=torch.int64)
+    tokens = torch.zeros(count, length + 1, dtype=torch.int64)
     begins = config.bos_token_id if isinstance(config.bos_token_id, int) else None
     if begins is None:
         begins = config.eos_token_id if isinstance(config.eos_token_id, int) else 0
     tokens[:, 0] = begins
-    known = torch.ones(_WRITTEN, dtype=torch.int64)
-    return continue_rows(first, tokens, known, config.vocab_size, generator)
+    known = torch.ones(count, dtype=torch.int64)
+    return continue_rows(model, tokens, known, config.vocab_size, generator)

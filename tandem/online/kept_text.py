@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 
 # Likeliest tokens of a row that are told and kept.
 TOP = 64
-# Rows of a text that are kept, of the rejected places first: 0.8 MiB.
-_MOST_ROWS = 2048
+# Rows of a text that are kept, of the rejected places first: 0.8 MiB. Fewer where the target's
+# hidden states at these places would take more than 2 MiB.
+_MOST_ROWS, _MOST_STATE_BYTES = 2048, 1 << 21
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,6 +31,8 @@ class KeptText:
         rejected: [m] bool, where a drafted token was not kept.
         masses: [m] uint16, of the rows, see `Row`; 0 where it is not known.
         held_out: whether it is measured on, and never learnt from; see `Holdout`.
+        states: [m, layers, width] the target's hidden states at the places, as they came: bfloat16
+            as int16, or float32; None for a drafter that reads none.
     """
 
     token_ids: npt.NDArray[np.uint32]
@@ -39,6 +42,44 @@ class KeptText:
     rejected: npt.NDArray[np.bool_]
     masses: npt.NDArray[np.uint16]
     held_out: bool = False
+    states: npt.NDArray[Any] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """That it takes."""
+        arrays = (self.token_ids, self.places, self.ids, self.weights, self.rejected, self.masses)
+        states = 0 if self.states is None else self.states.nbytes
+        return sum(each.nbytes for each in arrays) + states
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """What a drafter that reads hidden states keeps beside rows.
+
+    Attributes:
+        bytes: of the states of a place; 0 for a drafter that reads none.
+        depths: rows behind a state that are learnt from it.
+    """
+
+    bytes: int = 0
+    depths: int = 0
+
+    @property
+    def most_rows(self) -> int:
+        """Of a text."""
+        return min(_MOST_ROWS, _MOST_STATE_BYTES // self.bytes) if self.bytes else _MOST_ROWS
+
+
+NO_STATES = KeptStates()
+
+
+class _HeardRow(NamedTuple):
+    """A row behind the token at a place; whether a drafted token was not kept there; the state."""
+
+    place: int
+    row: Row
+    rejected: bool
+    state: npt.NDArray[Any] | None
 
 
 def wish_of(wanted: FeedbackWanted, method: str) -> FeedbackWanted:
@@ -62,11 +103,13 @@ class HeardText:
     Attributes:
         token_ids: of the text so far.
         epoch: of learning when the text began; see `Learning`.
+        keeps: of hidden states.
     """
 
     token_ids: list[int]
     epoch: int = 0
-    _rows: list[tuple[int, Row, bool]] = field(default_factory=list)
+    keeps: KeptStates = NO_STATES
+    _rows: list[_HeardRow] = field(default_factory=list)
 
     def hear(self, emitted: Sequence[int], told: Sequence[Feedback], depth: int) -> None:
         """A step came.
@@ -81,20 +124,38 @@ class HeardText:
         rows = list(((told[-1].predicted or {}) if told else {}).values())
         # Otherwise other rounds came in between, or a row was not finite.
         if len(rows) == len(emitted) <= depth + 1:
+            states = self._states(told[-1], first, len(rows))
             rejected = len(emitted) <= depth
-            for number, row in enumerate(rows):
+            for number, (row, state) in enumerate(zip(rows, states, strict=False)):
                 last = rejected and number == len(rows) - 1
-                if last or len(self._rows) < _MOST_ROWS:
+                # A rejected place is learnt from with the states before it.
+                if last or self.keeps.depths or len(self._rows) < self.keeps.most_rows:
                     # Not the whole message.
                     own = Row(row.ids.copy(), row.weights.copy(), row.mass)
-                    self._rows.append((first + number, own, last))
-        if len(self._rows) >= 2 * _MOST_ROWS:
+                    kept = None if state is None else state.copy()
+                    self._rows.append(_HeardRow(first + number, own, last, kept))
+        if len(self._rows) >= 2 * self.keeps.most_rows:
             self._rows = self._chosen()
 
-    def _chosen(self) -> list[tuple[int, Row, bool]]:
-        """Rejected places first, in the order of the text."""
-        most = sorted(self._rows, key=lambda each: not each[2])[:_MOST_ROWS]
-        return sorted(most, key=lambda each: each[0])
+    def _states(self, told: Feedback, first: int, count: int) -> Sequence[Any]:
+        """The state of each row, None for each where none are kept; nothing where they are of other
+        places."""
+        if not self.keeps.bytes:
+            return [None] * count
+        there = list(told.positions) == [*range(first, first + count)]
+        return told.states if there and told.states is not None else []
+
+    def _chosen(self) -> list[_HeardRow]:
+        """Rejected places first, with the places whose states are learnt with them, in the order of
+        the text."""
+        next_rejected = np.inf
+        near = set()
+        for each in reversed(self._rows):
+            next_rejected = each.place if each.rejected else next_rejected
+            if next_rejected - each.place <= self.keeps.depths:
+                near.add(each.place)
+        most = sorted(self._rows, key=lambda each: each.place not in near)[: self.keeps.most_rows]
+        return sorted(most, key=lambda each: each.place)
 
     @property
     def kept(self) -> KeptText | None:
@@ -104,22 +165,26 @@ class HeardText:
         rows = self._chosen()
         ids = np.zeros((len(rows), TOP), np.uint32)
         weights = np.zeros((len(rows), TOP), np.uint16)
-        for at, (_, row, _) in enumerate(rows):
+        for at, (_, row, _, _) in enumerate(rows):
             size = min(len(row.ids), TOP)
             ids[at, :size], weights[at, :size] = row.ids[:size], row.weights[:size]
+        states = [each.state for each in rows if each.state is not None]
         return KeptText(
             np.array(self.token_ids, np.uint32),
-            np.array([place for place, _, _ in rows], np.int32),
+            np.array([each.place for each in rows], np.int32),
             ids,
             weights,
-            np.array([rejected for _, _, rejected in rows], np.bool_),
-            np.array([row.mass for _, row, _ in rows], np.uint16),
+            np.array([each.rejected for each in rows], np.bool_),
+            np.array([each.row.mass for each in rows], np.uint16),
+            states=np.stack(states) if states else None,
         )
 
 
 def packed(texts: Sequence[KeptText]) -> dict[str, npt.NDArray[Any]]:
-    """Texts as arrays."""
+    """Texts of one drafter as arrays."""
+    states = [each.states for each in texts if each.states is not None]
     return {
+        **({"states": np.concatenate(states)} if states else {}),
         "tokens": np.array([len(each.token_ids) for each in texts], np.int32),
         "rows": np.array([len(each.places) for each in texts], np.int32),
         **{
@@ -145,5 +210,6 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]]) -> list[KeptText]:
         # Files of an earlier version have none.
         np.split(arrays.get("masses", np.zeros(len(arrays["places"]), np.uint16)), rows),
         arrays.get("held_out", np.zeros(len(tokens) + 1)).astype(np.bool_).tolist(),
+        np.split(arrays["states"], rows) if "states" in arrays else [None] * (len(tokens) + 1),
     ]
     return [KeptText(*each) for each in zip(*parts, strict=True)]

@@ -1,8 +1,11 @@
-"""What is trained, and how it is measured: a decoder on texts of its traffic and on home texts."""
+"""What is trained, and how it is measured: a decoder on texts of its traffic and on home texts.
+
+Heads have a learner of their own, see `tandem.online.heads.learner`."""
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,7 @@ from tandem.whole_files import writing
 
 # Tokens of a window that is learnt from, and texts of a step: of the traffic, and of home.
 LENGTH = 256
-TEXTS, _HOME_TEXTS = 12, 3
+TEXTS, HOME_TEXTS = 12, 3
 _DIVERGENCE = "tvd"
 _RATE = 6e-4
 # What a step leaves of the running mean; less for the first steps, which are soon forgotten.
@@ -41,32 +44,73 @@ _LEAST_TOLD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class ToldRows:
+    """Rows of a target as they are kept.
+
+    Attributes:
+        said: [m, TOP]; where their mass is not known, as if it were 1.
+        known: [m] bool, where it is.
+    """
+
+    said: TargetRows
+    known: Tensor
+
+    def surprise(self, following: Tensor) -> Tensor:
+        """[m] −log p of the tokens [m] that came, among those that the rows tell, in nats; infinite
+        where a row does not tell that token."""
+        assert self.said.ids is not None
+        told = self.said.ids == following[:, None]
+        # Not by the mass: a drafter that is surer of these tokens would seem to know more.
+        said = self.said.log_probs.log_softmax(-1)
+        return -torch.where(told, said, -torch.inf).amax(-1)
+
+    def with_rest(self, logits: Callable[[], Tensor]) -> TargetRows:
+        """Rows that say their mass. Those of a target that does not leave to all other tokens what
+        other rows leave to them: with nothing there a drafter would learn to be too sure of the
+        tokens that they tell.
+
+        Args:
+            logits: [m, V] of the other rows, computed where they are needed.
+        """
+        said = self.said
+        if self.known.all():
+            return said
+        assert said.ids is not None
+        own = logits().log_softmax(-1)
+        unknown = said.ids >= own.shape[-1]
+        told = own.gather(-1, said.ids.masked_fill(unknown, 0)).exp()
+        share = told.masked_fill(unknown, 0).sum(-1, keepdim=True).clamp(_LEAST_TOLD, 1)
+        share = torch.where(self.known[:, None], 1, share)
+        return TargetRows(said.log_probs + share.log(), said.ids)
+
+
+def told_rows(
+    ids: npt.NDArray[np.uint32], weights: npt.NDArray[np.uint16], masses: npt.NDArray[np.uint16]
+) -> ToldRows:
+    """Rows [m, TOP] of `KeptText`."""
+    named = torch.from_numpy(np.where(weights > 0, ids.astype(np.int64), _NO_TOKEN))
+    shares = torch.from_numpy(weights.astype(np.float32))
+    mass = torch.from_numpy(masses.astype(np.float32)) / WHOLE_MASS
+    known = mass > 0
+    shares *= torch.where(known, mass, 1)[:, None] / shares.sum(1, keepdim=True)
+    return ToldRows(TargetRows(shares.log().clamp(min=_UNTOLD), named), known)
+
+
+@dataclass(frozen=True, slots=True)
 class Windows:
     """Parts of texts with the target's rows.
 
     Attributes:
         tokens: [rows, time + 1] int64, zero behind a text's end.
         at: [m, 2] of int64: row and place of each of the target's rows.
-        said: [m, TOP] the target's rows; where their mass is not known, as if it were 1.
-        known: [m] bool, where it is.
+        told: [m] the target's rows.
         following: [m] int64, the token that came.
     """
 
     tokens: Tensor
     at: Tensor
-    said: TargetRows
-    known: Tensor
+    told: ToldRows
     following: Tensor
-
-    @property
-    def surprise(self) -> Tensor:
-        """[m] −log p of the tokens that came, among those that the target's rows tell, in nats;
-        infinite where a row does not tell that token."""
-        assert self.said.ids is not None
-        told = self.said.ids == self.following[:, None]
-        # Not by the mass: a drafter that is surer of these tokens would seem to know more.
-        said = self.said.log_probs.log_softmax(-1)
-        return -torch.where(told, said, -torch.inf).amax(-1)
 
 
 def windows_of(
@@ -93,22 +137,14 @@ def windows_of(
         inside &= text.token_ids[text.places + 1] < vocabulary
         places = text.places[inside].astype(np.int64)
         at.append(np.stack([np.full(len(places), number), places - begin], 1))
-        told = text.weights[inside] > 0
-        ids.append(np.where(told, text.ids[inside].astype(np.int64), _NO_TOKEN))
+        ids.append(text.ids[inside])
         weights.append(text.weights[inside])
         masses.append(text.masses[inside])
         following.append(text.token_ids[places + 1])
-    shares = torch.from_numpy(np.concatenate(weights).astype(np.float32))
-    mass = torch.from_numpy(np.concatenate(masses).astype(np.float32)) / WHOLE_MASS
-    known = mass > 0
-    shares *= torch.where(known, mass, 1)[:, None] / shares.sum(1, keepdim=True)
-    said = shares.log().clamp(min=_UNTOLD)
-    rows = TargetRows(said, torch.from_numpy(np.concatenate(ids)))
     return Windows(
         torch.from_numpy(tokens),
         torch.from_numpy(np.concatenate(at)),
-        rows,
-        known,
+        told_rows(np.concatenate(ids), np.concatenate(weights), np.concatenate(masses)),
         torch.from_numpy(np.concatenate(following).astype(np.int64)),
     )
 
@@ -127,8 +163,8 @@ class Measured:
     unsaid: npt.NDArray[np.float64]
 
 
-class Learner:
-    """A decoder in training, beside the one that it began as.
+class WeightsInTraining(ABC):
+    """Weights in training, beside those that are served and those that they began as.
 
     What is measured and served is the running mean of the weights in training, which is nearer to
     the target than they are themselves: a few texts a step are noise.
@@ -140,21 +176,15 @@ class Learner:
     Args:
         model: with the weights that are served, float32, on the CPU.
         first: the same with those of the checkpoint.
-        home: [n, length + 1] int64, texts that it must not forget; the first half is learnt from,
-            the other measured on.
         rest: is called between two passes.
     """
 
-    def __init__(
-        self, model: Any, first: Any, home: Tensor, rest: Callable[[], None] = lambda: None
-    ) -> None:
+    # The largest learning rate.
+    rate = _RATE
+
+    def __init__(self, model: Any, first: Any, rest: Callable[[], None]) -> None:
         self.model, self._first, self._rest = model, first, rest
-        self._vocabulary = model.config.get_text_config().vocab_size
-        self._length = home.shape[1] - 1
-        self._at_once = rows_at_once(self._length, self._vocabulary)
         self._served, self._mean = copy.deepcopy(model), copy.deepcopy(model)
-        half = len(home) // 2
-        self._home, self._home_held_out = home[:half], home[half:]
         for parameter in (
             p for each in (first, self._served, self._mean) for p in each.parameters()
         ):
@@ -167,7 +197,11 @@ class Learner:
         for each in (self.model, self._mean):
             each.load_state_dict(self._served.state_dict())
         self._training = Training(
-            self.model, optimisers(self.model, _RATE), Path(), _RATE, lambda step, seconds: 0.0
+            self.model,
+            optimisers(self.model, self.rate),
+            Path(),
+            self.rate,
+            lambda step, seconds: 0.0,
         )
 
     def step(self, texts: Sequence[KeptText], generator: np.random.Generator) -> float:
@@ -176,8 +210,7 @@ class Learner:
         Raises:
             EngineFailure: it is not finite; the weights are as before.
         """
-        home = self._home[torch.from_numpy(generator.permutation(len(self._home))[:_HOME_TEXTS])]
-        found = self._training.take(lambda: self._losses(texts, home, generator))
+        found = self._training.take(lambda: self._losses(texts, generator))
         self.steps += 1
         # The first steps are forgotten sooner.
         share = max(1 - _MEAN, _FIRST_STEPS / (self._training.step + _FIRST_STEPS))
@@ -186,9 +219,64 @@ class Learner:
                 mean.lerp_(own, share)
         return found
 
-    def _losses(self, texts: Sequence[KeptText], home: Tensor, generator: Any) -> Iterator[Tensor]:
+    @abstractmethod
+    def _losses(self, texts: Sequence[KeptText], generator: Any) -> Iterator[Tensor]:
+        """Parts of a step's loss, each with its graph."""
+
+    @abstractmethod
+    def measured(self, texts: Sequence[KeptText], *, served: bool = False) -> Measured:
+        """Figures on texts that are held out, at least one.
+
+        Args:
+            texts: at most `MOST_HELD_OUT`.
+            served: of the weights that are served, and not of those that were trained.
+        """
+
+    @abstractmethod
+    def at_home(self) -> float:
+        """By how many nats a token of home texts that are held out is less likely than with the
+        first weights, at the mean."""
+
+    def write(self, path: Path) -> None:
+        """The trained weights, float32, to a file that is whole or not there.
+
+        Raises:
+            OSError: there is no room.
+        """
+        weights = {name: each.detach().contiguous() for name, each in self._mean.named_parameters()}
+        with writing(path) as fresh:
+            save_file(weights, fresh)
+
+    def serve(self) -> None:
+        """What was trained is served from now on."""
+        self._served.load_state_dict(self._mean.state_dict())
+
+
+class Learner(WeightsInTraining):
+    """A decoder in training.
+
+    Args:
+        model: see `WeightsInTraining`.
+        first: see there.
+        home: [n, length + 1] int64, texts that it must not forget; the first half is learnt from,
+            the other measured on.
+        rest: see there.
+    """
+
+    def __init__(
+        self, model: Any, first: Any, home: Tensor, rest: Callable[[], None] = lambda: None
+    ) -> None:
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._length = home.shape[1] - 1
+        self._at_once = rows_at_once(self._length, self._vocabulary)
+        half = len(home) // 2
+        self._home, self._home_held_out = home[:half], home[half:]
+        super().__init__(model, first, rest)
+
+    def _losses(self, texts: Sequence[KeptText], generator: Any) -> Iterator[Tensor]:
         """Parts of the mean over the texts' rows, and over home texts' places, each with its share;
         as many texts at once as memory is planned for."""
+        home = self._home[torch.from_numpy(generator.permutation(len(self._home))[:HOME_TEXTS])]
         windows = [self._windows(part, generator) for part in self._parts(texts)]
         rows = sum(len(each.at) for each in windows)
         share = len(texts) / (len(texts) + len(home))
@@ -218,27 +306,11 @@ class Learner:
 
     @torch.no_grad()
     def _with_rest(self, windows: Windows) -> TargetRows:
-        """The target's rows. Those of a target that does not say their mass leave to all other
-        tokens what the checkpoint's weights leave to them: with nothing there a drafter would learn
-        to be too sure of the tokens that they tell."""
-        said = windows.said
-        if windows.known.all():
-            return said
-        assert said.ids is not None
-        own = self._rows(self._first, windows).log_softmax(-1)
-        unknown = said.ids >= own.shape[-1]
-        told = own.gather(-1, said.ids.masked_fill(unknown, 0)).exp()
-        share = told.masked_fill(unknown, 0).sum(-1, keepdim=True).clamp(_LEAST_TOLD, 1)
-        share = torch.where(windows.known[:, None], 1, share)
-        return TargetRows(said.log_probs + share.log(), said.ids)
+        """The target's rows; what they do not say is that of the checkpoint's weights."""
+        return windows.told.with_rest(lambda: self._rows(self._first, windows))
 
     def measured(self, texts: Sequence[KeptText], *, served: bool = False) -> Measured:
-        """Figures on texts that are held out, at least one.
-
-        Args:
-            texts: at most `MOST_HELD_OUT`.
-            served: of the weights that are served, and not of those that were trained.
-        """
+        """See `WeightsInTraining`."""
         model = self._served if served else self._mean
         found: list[tuple[float, float]] = []
         for part in self._parts(texts):
@@ -247,7 +319,7 @@ class Learner:
                 logits = self._rows(model, windows)
                 shared = 1 - tvd(*self._with_rest(windows).beside(logits))
                 came = F.cross_entropy(logits, windows.following, reduction="none")
-            said = windows.surprise
+            said = windows.told.surprise(windows.following)
             for number in range(len(part)):
                 own = windows.at[:, 0] == number
                 told = own & said.isfinite()
@@ -258,8 +330,7 @@ class Learner:
         return Measured(*np.array(found).T)
 
     def at_home(self) -> float:
-        """By how many nats a token of home texts that are held out is less likely than with the
-        first weights, at the mean."""
+        """See `WeightsInTraining`."""
         found = []
         for text in self._home_held_out:
             with torch.no_grad():
@@ -267,20 +338,6 @@ class Learner:
             found.append(own - first)
             self._rest()
         return fmean(found)
-
-    def write(self, path: Path) -> None:
-        """The trained weights, float32, to a file that is whole or not there.
-
-        Raises:
-            OSError: there is no room.
-        """
-        weights = {name: each.detach().contiguous() for name, each in self._mean.named_parameters()}
-        with writing(path) as fresh:
-            save_file(weights, fresh)
-
-    def serve(self) -> None:
-        """What was trained is served from now on."""
-        self._served.load_state_dict(self._mean.state_dict())
 
 
 def _log_rows(model: Any, tokens: Tensor) -> Tensor:

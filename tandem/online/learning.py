@@ -17,7 +17,7 @@ import structlog
 
 from tandem.errors import Unavailable, Unsupported, first_line
 from tandem.online.holdout import Holdout
-from tandem.online.kept_text import HeardText, KeptText
+from tandem.online.kept_text import NO_STATES, HeardText, KeptStates, KeptText
 from tandem.online.order import Order
 from tandem.online.process import TrainerProcess
 from tandem.online.replay import Replay
@@ -87,6 +87,7 @@ class Learning:
         renew: see `Renew`.
         start: makes a trainer; None a process of its own.
         clock: in seconds.
+        keeps: of hidden states.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class Learning:
         renew: Renew,
         start: Callable[..., TrainerProcess] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keeps: KeptStates = NO_STATES,
     ) -> None:
-        self._folder, self._order, self._renew = folder, order, renew
+        self._folder, self._order, self._renew, self._keeps = folder, order, renew, keeps
         self._start, self._clock = start or TrainerProcess, clock
         self.replay = Replay(folder.path / "replay", order.most_bytes, order.most_seconds)
         learnt = folder.learnt
@@ -133,7 +135,7 @@ class Learning:
         """
         if not self._folder.saves or self.status.frozen:
             return None
-        return HeardText(list(token_ids), self._epoch)
+        return HeardText(list(token_ids), self._epoch, self._keeps)
 
     def keep(self, text: HeardText) -> None:
         """Keep a text to learn from. Never waits; from any thread."""

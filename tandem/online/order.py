@@ -10,13 +10,15 @@ class Order:
     """Of a drafter to its trainer.
 
     Attributes:
-        model: directory or hub id of the checkpoint.
+        model: directory or hub id of the checkpoint; of a head its folder.
+        head: family of the head; empty for a decoder.
+        target: checkpoint that the head is for; empty where its files say all that is needed.
         adapter: see `CheckpointSource`.
         exit: see `ModelPart`.
         skip: see `ModelPart`.
         weights: file of those that are served; empty for the checkpoint's.
         folder: of the state.
-        home: file of home texts; empty has the drafter write some.
+        home: file of home texts; empty has the drafter, or a head's target, write some.
         seconds: of a core, that may be spent in a minute.
         most_bytes: of the replay.
         most_seconds: age of a text.
@@ -24,6 +26,8 @@ class Order:
     """
 
     model: str
+    head: str = ""
+    target: str = ""
     adapter: str = ""
     exit: int = 0
     skip: str = ""

@@ -14,6 +14,9 @@ from safetensors.numpy import load_file, save_file
 from tandem.online.kept_text import KeptText, packed, unpacked
 from tandem.whole_files import writing
 
+# Of a file: the bound of all is kept nearly, and files that a trainer holds take little memory.
+_MOST_FILE_BYTES = 1 << 23
+
 
 class ReplayFile(NamedTuple):
     """A file of texts.
@@ -65,15 +68,16 @@ class Replay:
         return []
 
     def add(self, texts: Sequence[KeptText]) -> None:
-        """Keep texts, at least one.
+        """Keep texts, at least one, in files of at most 8 MiB.
 
         Raises:
             OSError: there is no room, or no right to write.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         number = max((file.number for file in self.files()), default=0) + 1
-        with writing(self._folder / f"{number:08}-{len(texts)}.safetensors") as fresh:
-            save_file(packed(texts), fresh)
+        for more, part in enumerate(_parts(texts)):
+            with writing(self._folder / f"{number + more:08}-{len(part)}.safetensors") as fresh:
+                save_file(packed(part), fresh)
 
     def prune(self) -> None:
         """Remove what is too old or too much, but for the newest file where only that is too much.
@@ -114,3 +118,13 @@ class Replay:
         with suppress(OSError):
             return self._clock() - file.path.stat().st_mtime
         return 0.0
+
+
+def _parts(texts: Sequence[KeptText]) -> list[list[KeptText]]:
+    """Texts of a file each, in their order."""
+    parts: list[list[KeptText]] = [[]]
+    for text in texts:
+        if parts[-1] and sum(each.bytes for each in (*parts[-1], text)) > _MOST_FILE_BYTES:
+            parts.append([])
+        parts[-1].append(text)
+    return parts

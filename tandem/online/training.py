@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tandem.errors import EngineFailure
 from tandem.online.kept_text import KeptText
-from tandem.online.learner import MOST_HELD_OUT, TEXTS, Learner, Measured
+from tandem.online.learner import MOST_HELD_OUT, TEXTS, Measured, WeightsInTraining
 from tandem.online.replay import Replay, ReplayFile
 
 # Texts to measure on, at least.
@@ -93,7 +93,7 @@ class OnlineTraining:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: WeightsInTraining,
         replay: Replay,
         folder: Path,
         tell: Tell,
@@ -173,6 +173,8 @@ class OnlineTraining:
         if len(texts) < _FEWEST_HELD_OUT:
             return
         served, trained = self._of_served(texts), self._learner.measured(texts)
+        if len(served.overlap) < _FEWEST_HELD_OUT:
+            return  # too many have no row that a head's state is before
         result = compared(served, trained, self._learner.at_home(), self._learner.steps)
         fault = result.fault
         told = {"measured": asdict(result), "fault": fault}

@@ -219,7 +219,7 @@ def test_only_the_models_side_touches_torch() -> None:
     rooms = ("speculation", "shaping", "kernels", "inference", "verification", "engine")
     side = (*(f"tandem.{room}" for room in (*rooms, "distillation")), "tandem_vllm.rule")
     side += ("tandem_vllm.expand", "tandem.online.home", "tandem.online.learner")
-    side += ("tandem.online.__main__",)  # the trainer's process
+    side += ("tandem.online.__main__", "tandem.online.heads")  # the trainer's process
     for folder in PRODUCT:
         for module, name in imports(folder):
             if name.split(".")[0] in ("torch", "transformers", "numba"):

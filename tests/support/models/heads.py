@@ -134,13 +134,15 @@ def eagle_config(width: int, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def _made(method: str, width: int, vocab_size: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and weights."""
+def _made(
+    method: str, width: int, vocab_size: int, *, plain: bool = False
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and weights; plain heads have no decoder layer."""
     if method == "eagle":
         return eagle_config(width, vocab_size), random_eagle(width)
     if method == "hydra":
         config = eagle_config(width, vocab_size) | {"hydra_num_heads": HEADS, "hydra_num_layers": 2}
-        return config, random_hydra(width, vocab_size, prefix=True)
+        return config, random_hydra(width, vocab_size, prefix=not plain)
     keys: dict[str, Any] = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
     if method == MTP:
         return keys | {"layer_config": eagle_config(width, vocab_size)}, random_mtp(width)
@@ -166,17 +168,59 @@ def source_of(files: HeadFiles, room: Room = _ROOM, device: str = "cpu") -> Head
     return HeadSource(files, None, "", torch.device(device), torch.float32, room)
 
 
-def random_head(method: str, model: PreTrainedModel, seed: int = 5, device: str = "cpu") -> Head:
-    """A head of a method, or `MTP`, for a target."""
+def random_head(
+    method: str,
+    model: PreTrainedModel,
+    seed: int = 5,
+    device: str = "cpu",
+    *,
+    plain: bool = False,
+) -> Head:
+    """A head of a method, or `MTP`, for a target; a plain one has no decoder layer."""
     torch.manual_seed(seed)
     own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
-    config, weights = _made(method, model.config.hidden_size, model.config.vocab_size)
+    config, weights = _made(method, model.config.hidden_size, model.config.vocab_size, plain=plain)
     if method != "medusa":
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
         weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
     family = family_of(method)
     files = Weights(Path(method), family, {**config, **own}, weights)
     return FAMILIES[family](source_of(files, device=device))
+
+
+def blank_weights(
+    method: str, embedding: Tensor, output: Tensor, noise: float = 0.0
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and weights of a plain head as training begins: each row is that of the state.
+
+    Args:
+        method: "medusa" or "hydra".
+        embedding: [V, width] of the target.
+        output: [V, width] of the target.
+        noise: standard deviation of what is added to the weights.
+    """
+    vocab_size, width = output.shape
+    config, weights = _made(method, width, vocab_size, plain=True)
+    found = {}
+    for name, tensor in weights.items():
+        if len(tensor) == width:
+            found[name] = torch.zeros_like(tensor)
+            if name.endswith("res_connection.weight"):
+                found[name][:, :width] = torch.eye(width)
+            found[name] += torch.randn_like(tensor) * noise
+    found["lm_head.weight"] = output.detach().clone()
+    if method == "hydra":
+        found["embed_tokens.weight"] = embedding.detach().clone()
+    return config, found
+
+
+def blank_head(method: str, model: PreTrainedModel, noise: float = 0.0) -> Head:
+    """Such a head of a target."""
+    tables = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    config, weights = blank_weights(method, *tables, noise)
+    own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
+    files = Weights(Path(method), method, {**config, **own}, weights)
+    return FAMILIES[method](source_of(files))
 
 
 def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:

@@ -11,6 +11,7 @@ from tandem.errors import StartupError
 from tandem.online.kept_text import (
     TOP,
     HeardText,
+    KeptStates,
     KeptText,
     packed,
     unpacked,
@@ -68,6 +69,50 @@ def test_of_a_long_text_rejected_places_are_kept_first() -> None:
     assert len(kept.places) == 2048
     assert kept.rejected.sum() == 500
     assert (np.diff(kept.places) > 0).all()
+
+
+def with_states(round_: int, first: int, *rows: Row, width: int = 2) -> list[Feedback]:
+    """What a head is told; a state says its place."""
+    positions = range(first, first + len(rows))
+    states = np.array(positions, np.int16)[:, None, None].repeat(width, 2)
+    return [Feedback(round_, positions, states, dict(enumerate(rows)))]
+
+
+def test_a_head_keeps_the_state_of_each_row() -> None:
+    text = HeardText([5, 6, 7], keeps=KeptStates(4, 3))
+    text.hear([8], [Feedback(0, range(2, 3), np.zeros((1, 1, 2), np.int16))], 0)  # of the prompt
+    text.hear([1, 2], with_states(1, 3, row(1), row(2)), 3)
+    text.hear([3, 4], with_states(2, 4, row(3), row(4)), 3)  # states of other places
+    text.hear([5], [Feedback(3, predicted={0: row(5)})], 3)  # none
+    text.hear([6, 7], with_states(4, 8, row(6), row(7)), 1)
+    kept = text.kept
+    assert kept is not None
+    assert kept.states is not None
+    assert kept.places.tolist() == kept.states[:, 0, 1].tolist() == [3, 4, 8, 9]
+    (found,) = unpacked(packed([kept]))
+    assert found.states is not None
+    assert found.states.dtype == np.int16
+    assert np.array_equal(found.states, kept.states)
+    assert found.bytes == kept.bytes == 4 * 11 + 4 * (4 + 6 * TOP + 1 + 2 + 4)
+
+
+def test_states_take_two_mib_of_a_text_at_most() -> None:
+    """With those that a rejected place is learnt from first."""
+    assert KeptStates(1152, 4).most_rows == 1820
+    width = 1 << 14
+    text = HeardText([5], keeps=KeptStates(2 * width, 2))
+    for number in range(150):
+        depth = 1 if number % 5 else 2  # each fifth round had one more drafted token
+        step = with_states(number, 2 * number, row(1), row(2), width=width)
+        text.hear([1, 2], step, depth)
+        assert len(text._rows) < 128
+    kept = text.kept
+    assert kept is not None
+    assert kept.states is not None
+    assert kept.states.nbytes == 1 << 21
+    assert kept.rejected.sum() == 64 // 3
+    rejected = set(kept.places[kept.rejected].tolist())
+    assert all(rejected & {*range(place, place + 3)} for place in kept.places[:60].tolist())
 
 
 def test_texts_are_the_same_behind_a_file() -> None:

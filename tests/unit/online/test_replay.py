@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,18 @@ def test_the_oldest_yield_where_it_grows_too_large(tmp_path: Path) -> None:
     replay.add([text(9, 100_000)])  # more than is allowed: the newest alone stays
     replay.prune()
     assert numbers_in(replay) == [9]
+
+
+def test_texts_with_many_states_are_in_files_of_their_own(tmp_path: Path) -> None:
+    """So that the newest file, which stays, is smaller than the least bound."""
+    replay = Replay(tmp_path, 1 << 24, 60)
+    states = np.zeros((1, 1, 1 << 20), np.int16)  # 2 MiB
+    replay.add([replace(text(number), states=states) for number in range(8)])
+    assert [file.texts for file in replay.files()] == [3, 3, 2]
+    assert numbers_in(replay) == [*range(8)]
+    replay.prune()
+    assert 8 << 20 < replay.bytes <= 1 << 24
+    assert numbers_in(replay) == [*range(3, 8)]
 
 
 def test_texts_that_are_too_old_are_removed(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_a_window_has_the_rows_of_its_own_places() -> None:
     rows, at = windows.at.T
     following = windows.tokens[rows, at + 1]
     assert torch.equal(following, windows.following)
-    assert windows.said.ids is not None
-    assert torch.equal(following, windows.said.ids[:, 0])
-    assert torch.equal(windows.said.log_probs[:, 0], torch.zeros(len(rows)))
+    assert windows.told.said.ids is not None
+    assert torch.equal(following, windows.told.said.ids[:, 0])
+    assert torch.equal(windows.told.said.log_probs[:, 0], torch.zeros(len(rows)))
     assert len(set(windows.tokens[:, 0].tolist())) > 10  # windows begin at many places

@@ -1,0 +1,1 @@
+"""Heads that learn: from hidden states of the target, and its rows at the places behind them."""

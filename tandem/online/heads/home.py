@@ -1,0 +1,95 @@
+"""Texts of what a head is for, with what its target computes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from tandem.distillation.drafters import read_model
+from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.kv.size import free_memory
+from tandem.online.home import home_texts, written_texts
+from tandem.online.kept_text import TOP, KeptText, packed, unpacked
+from tandem.speculation.feedback import WHOLE_MASS
+from tandem.whole_files import writing
+
+# Texts, and bytes of a parameter while the target computes them.
+_TEXTS, _BYTES = 24, 4
+_CPU = torch.device("cpu")
+
+
+def head_home(target: str, file: str, length: int, kept: Path) -> list[KeptText]:
+    """Texts that the target writes, or those of a file, with its rows and its last hidden states.
+    It is loaded for that once.
+
+    Args:
+        target: its checkpoint; empty where a head's files say all that is needed.
+        file: of texts, see `home_texts`; empty for none.
+        length: of a text, in tokens.
+        kept: file for what was computed.
+
+    Returns:
+        No texts where the checkpoint is not known, or has no room in half of the free memory.
+
+    Raises:
+        StartupError: the target or the texts cannot be read.
+    """
+    try:
+        return unpacked(load_file(kept))
+    except (OSError, SafetensorError, ValueError, KeyError):
+        home = _computed(target, file, length) if target else []
+    if home:
+        with writing(kept) as fresh:
+            save_file(packed(home), fresh)
+    return home
+
+
+def _computed(target: str, file: str, length: int) -> list[KeptText]:
+    if TargetParts(target).parameters * _BYTES > free_memory(_CPU) // 2:
+        return []
+    model = read_model(target, torch.float32, _CPU)
+    if file:
+        tokens = home_texts(file, target, model, length, Path())[:_TEXTS]
+    else:
+        tokens = written_texts(model, _TEXTS, length)
+    return told_texts(model, tokens, range(length))
+
+
+@torch.no_grad()
+def told_texts(model: Any, tokens: Tensor, places: Sequence[int]) -> list[KeptText]:
+    """Texts with what a target would tell of them.
+
+    Args:
+        model: of transformers.
+        tokens: [n, time] int64.
+        places: of rows and states; below time - 1.
+    """
+    found = []
+    at = torch.tensor(places)
+    for text in tokens:
+        told = model(input_ids=text[None], use_cache=False, output_hidden_states=True)
+        values, ids = told.logits[0, at].float().topk(min(TOP, told.logits.shape[-1]))
+        mass = (values.logsumexp(-1) - told.logits[0, at].float().logsumexp(-1)).exp()
+        weights = (values - values[:, :1]).exp()
+        rows = np.zeros((2, len(at), TOP))
+        rows[:, :, : values.shape[1]] = ids, (weights * WHOLE_MASS).round()
+        states = told.hidden_states[-1][0, at, None].to(torch.bfloat16).view(torch.int16)
+        found.append(
+            KeptText(
+                text.numpy().astype(np.uint32),
+                np.array(places, np.int32),
+                rows[0].astype(np.uint32),
+                rows[1].astype(np.uint16),
+                np.zeros(len(at), np.bool_),
+                (mass * WHOLE_MASS).round().clamp(1, WHOLE_MASS).numpy().astype(np.uint16),
+                states=states.numpy(),
+            )
+        )
+    return found

@@ -1,0 +1,282 @@
+"""What trains a head is what serves it; what it learns, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tandem.errors import StartupError
+from tandem.inference.feed import Feed
+from tandem.inference.heads.head import Head
+from tandem.inference.loading.learnt_weights import LearntWeights, OtherCheckpoint, load_weights
+from tandem.online.heads.home import head_home, told_texts
+from tandem.online.heads.learner import HeadLearner
+from tandem.online.heads.roots import roots_of
+from tandem.online.kept_text import KeptText
+from tandem.online.replay import Replay
+from tandem.online.training import OnlineTraining
+from tests.support.models.heads import HEADS, MTP, blank_head, random_head
+from tests.support.models.tiny import noisy, random_llama
+from tests.unit.online.test_training import VOCAB_SIZE, texts_of
+
+FAMILIES = ("medusa", "hydra")
+WIDTH = 16
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return random_llama(1, VOCAB_SIZE).eval()
+
+
+def heard(target: Any, count: int, seed: int, teller: Any = None) -> list[KeptText]:
+    """Texts as a head hears them, with states of the target; one of four is held out. Rows may be
+    those of another model."""
+    written = texts_of(target, count, seed, teller, mass=65535)
+    tokens = torch.from_numpy(np.stack([text.token_ids for text in written]).astype(np.int64))
+    told = told_texts(target, tokens, written[0].places.tolist())
+    return [
+        replace(text, states=own.states, held_out=number % 4 == 0)
+        for number, (text, own) in enumerate(zip(written, told, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def texts(target: Any) -> list[KeptText]:
+    return heard(target, 48, 1)
+
+
+def training_of(head: Head, texts: Sequence[KeptText], folder: Path) -> Any:
+    """A training of its checkpoint's weights, and what it says."""
+    said: list[dict[str, Any]] = []
+    replay = Replay(folder / "replay", 1 << 24, 3600)
+    replay.add(texts)
+    learner = HeadLearner(head, head.trained(), ())
+
+    def nothing() -> None:
+        pass
+
+    made = OnlineTraining(learner, replay, folder / "offers", said.append, nothing, nothing)
+    return made, learner, said
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_trains_a_head_computes_what_serves_it(family: str, target: Any) -> None:
+    head = random_head(family, target, plain=True)
+    torch.manual_seed(2)
+    state = torch.randn(1, 1, WIDTH).to(torch.bfloat16)
+    path = [3, 60, 7]
+    cache: Any = head.reserve(16)
+    told = [state.view(torch.int16).numpy()]
+    rows = []
+    with torch.inference_mode():
+        if family == "medusa":
+            rows.append(head.forward([Feed(cache, [path[0]], HEADS, features=told)]).logits)
+        else:
+            rows.append(head.forward([Feed(cache, [path[0]], 1, features=told)]).logits)
+            for parent, token in enumerate(path[1:]):
+                rows.append(head.forward([Feed(cache, [token], 1, [parent])]).logits)
+    weights = head.trained()
+    found = head.guesses(weights, state.float(), torch.tensor([path]))
+    logits = torch.cat([F.linear(own, head.output(k)) for k, own in enumerate(found, 1)])
+    torch.testing.assert_close(torch.cat(rows), logits, atol=1e-5, rtol=1e-5)
+    logits.sum().backward()  # type: ignore[no-untyped-call]
+    assert all(each.grad is not None and each.grad.any() for each in weights.parameters())
+
+
+def test_a_root_has_the_rows_of_its_depths(texts: Sequence[KeptText]) -> None:
+    """That of depth d says the token d + 1 behind the state; none is behind a gap or the end."""
+    text = texts[0]
+    kept = np.arange(len(text.places)) != 9
+    short = replace(
+        text,
+        places=text.places[kept],
+        ids=text.ids[kept],
+        weights=text.weights[kept],
+        masses=text.masses[kept],
+        states=text.states[kept],  # type: ignore[index]
+    )
+    roots = roots_of([short, text], VOCAB_SIZE, 40, HEADS, np.random.default_rng(0))
+    places = np.concatenate([short.places, text.places])
+    for root in range(len(roots.at)):
+        place = places[root]
+        assert roots.at[root] == root
+        token_ids = text.token_ids.astype(np.int64)
+        for depth in range(1, HEADS + 1):
+            behind = [token_ids[place + depth]] if place + depth < len(token_ids) else [0]
+            assert roots.paths[root, depth - 1] == behind[0]
+            row = int(roots.rows[root, depth - 1])
+            own = short if root < len(short.places) else text
+            if place + depth not in own.places:
+                assert row == -1
+                continue
+            assert places[row] == place + depth
+            assert roots.text[root] == (root >= len(short.places))
+            assert roots.following[row] == token_ids[place + depth + 1]
+    assert (roots.rows == -1).sum() == 2 * (1 + 2 + 3) + 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_learns_what_the_target_says(
+    family: str,
+    target: Any,
+    texts: list[KeptText],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HeadLearner, "rate", 0.03)
+    head = blank_head(family, target, noise=0.1)
+    training, learner, said = training_of(head, texts, tmp_path)
+    first = learner.step(texts[1:13], np.random.default_rng(0))
+    learner.begin_again()
+    fresh = heard(target, 16, 2)
+    before = learner.measured(fresh, served=True).overlap.mean()
+    training.round()
+    offers = [told["offer"] for told in said if "offer" in told]
+    assert offers
+    assert learner.step(texts[1:13], np.random.default_rng(0)) < first
+    assert learner.measured(fresh, served=True).overlap.mean() > before + 0.008
+    better = head.trained()
+    load_weights(better, tmp_path / "offers" / offers[0])
+    again = HeadLearner(head, better, ())
+    assert again.measured(fresh, served=True).overlap.mean() > before + 0.008
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("near", [False, True])
+def test_rows_of_another_model_are_turned_down(
+    family: str, near: bool, target: Any, tmp_path: Path
+) -> None:
+    """Also of one that knows more of the texts than the head does."""
+    target.save_pretrained(tmp_path / "target")
+    other = noisy(tmp_path / "target", 0.3, 4).eval() if near else random_llama(9, VOCAB_SIZE)
+    poisoned = heard(target, 48, 1, other)
+    training, _, said = training_of(blank_head(family, target), poisoned, tmp_path)
+    training.round()
+    assert [told["fault"] for told in said] == ["the target's rows do not say what came"]
+
+
+def test_the_share_of_a_chain_is_what_is_measured(target: Any, texts: list[KeptText]) -> None:
+    """Where all rows are the target's own at each depth it would be 1."""
+    head = random_head("medusa", target, plain=True)
+    learner = HeadLearner(head, head.trained(), ())
+    (share,) = learner.measured(texts[:1], served=True).overlap
+    roots = roots_of(texts[:1], VOCAB_SIZE, 96, HEADS, np.random.default_rng(0))
+    tokens = torch.from_numpy(texts[0].token_ids.astype(np.int64))[None]
+    accepted, places = 0.0, 0
+    with torch.no_grad():
+        p = target(input_ids=tokens).logits[0].softmax(-1)
+        guesses = head.guesses(head.trained(), roots.states[roots.at], roots.paths)
+        q = [F.linear(own, head.output(k)).softmax(-1) for k, own in enumerate(guesses, 1)]
+    for root, place in enumerate(texts[0].places):
+        chain = 1.0
+        for depth in range(1, HEADS + 1):
+            if place + depth in texts[0].places:
+                chain *= float(torch.minimum(p[place + depth], q[depth - 1][root]).sum())
+                accepted, places = accepted + chain, places + 1
+    assert share == pytest.approx(accepted / places, abs=0.01)  # rows have 64 tokens, as 16 bits
+
+
+def test_home_is_what_the_target_writes_and_is_not_forgotten(
+    target: Any, texts: list[KeptText], tmp_path: Path
+) -> None:
+    target.save_pretrained(tmp_path / "target")
+    head = random_head("hydra", target, plain=True)
+    kept = tmp_path / "home.safetensors"
+    home = head_home(str(tmp_path / "target"), "", 40, kept)
+    assert [len(text.token_ids) for text in home] == [41] * 24
+    with torch.no_grad():
+        tokens = torch.from_numpy(home[3].token_ids.astype(np.int64))[None]
+        found = target.model(input_ids=tokens).last_hidden_state[0, :-1]
+        rows = target(input_ids=tokens).logits[0, :-1].log_softmax(-1)
+    roots = roots_of(home[3:4], VOCAB_SIZE, 96, HEADS, np.random.default_rng(0))
+    torch.testing.assert_close(roots.states[:, 0], found, atol=0.02, rtol=0.02)
+    assert roots.told.said.ids is not None
+    told = rows.gather(1, roots.told.said.ids.clamp(max=VOCAB_SIZE - 1))
+    torch.testing.assert_close(roots.told.said.log_probs.exp(), told.exp(), atol=1e-3, rtol=0)
+    again = head_home("", "", 40, kept)
+    assert np.array_equal(again[5].states, home[5].states)  # type: ignore[arg-type]
+    assert head_home("", "", 40, tmp_path / "none") == []
+    learner = HeadLearner(head, head.trained(), home)
+    assert learner.at_home() == 0.0
+    assert np.isfinite(learner.step(texts[1:5], np.random.default_rng(0)))
+    with torch.no_grad():
+        for weight in learner._mean.parameters():
+            weight.add_(torch.randn_like(weight))
+    assert abs(learner.at_home()) > 0.05
+
+
+def changed(head: Head, folder: Path, seed: int) -> Path:
+    """Weights that were learnt."""
+    torch.manual_seed(seed)
+    path = folder / f"{seed}.safetensors"
+    named = head.trained().named_parameters()
+    save_file({name: own.detach() + torch.randn_like(own) / 4 for name, own in named}, path)
+    return path
+
+
+def feed_of(head: Head, cache: Any, state: Tensor) -> Feed:
+    rows = head.depths if type(head).__name__ == "MedusaHead" else 1
+    return Feed(cache, [3], rows, features=[state.view(torch.int16).numpy()])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_sequence_keeps_the_weights_that_it_began_with(
+    family: str, target: Any, tmp_path: Path
+) -> None:
+    head = random_head(family, target, plain=True)
+    state = torch.randn(1, 1, WIDTH).to(torch.bfloat16)
+    caches, alone = [head.reserve(16)], []
+    alone.append(head.forward([feed_of(head, caches[0], state)]).logits)
+    for version in (1, 2):
+        head.with_learnt(LearntWeights(version, str(changed(head, tmp_path, version))))()
+        caches.append(head.reserve(16))
+        alone.append(head.forward([feed_of(head, caches[-1], state)]).logits)
+    assert [cache.weights_version for cache in caches if cache] == [0, 1, 2]
+    assert head.about.weights_version == 2
+    assert not torch.allclose(alone[0], alone[1])
+    order = (1, 0, 2, 1)
+    together = head.forward([feed_of(head, caches[number], state) for number in order]).logits
+    torch.testing.assert_close(together, torch.cat([alone[number] for number in order]))
+    with pytest.raises(MemoryError, match="two versions"):
+        head.with_learnt(LearntWeights(3))
+    for cache in caches[:2]:
+        assert cache is not None
+        head.release(cache)
+    del cache
+    caches.clear()
+    head.with_learnt(LearntWeights(3))()
+    last = head.reserve(16)
+    rows = head.forward([feed_of(head, last, state)]).logits
+    torch.testing.assert_close(rows, alone[0])  # those of the files
+
+
+def test_weights_of_another_head_are_refused(target: Any, tmp_path: Path) -> None:
+    head = random_head("medusa", target, plain=True)
+    path = changed(head, tmp_path, 1)
+    with pytest.raises(OtherCheckpoint, match="was learnt from weights other"):
+        head.with_learnt(LearntWeights(1, str(path), "other"))
+    hydra = changed(random_head("hydra", target, plain=True), tmp_path, 2)
+    with pytest.raises(StartupError, match="are of another model"):
+        head.with_learnt(LearntWeights(1, str(hydra)))
+    own = dict(head.trained().named_parameters())
+    next(iter(own.values())).data[0, 0] = torch.nan
+    save_file({name: each.detach() for name, each in own.items()}, path)
+    with pytest.raises(StartupError, match="not finite"):
+        head.with_learnt(LearntWeights(1, str(path)))
+    assert head.about.weights_version == 0
+
+
+@pytest.mark.parametrize("kind", [MTP, "hydra", "eagle"])
+def test_a_head_with_a_decoder_layer_says_that_it_does_not_learn(kind: str, target: Any) -> None:
+    with pytest.raises(StartupError, match="does not learn, since it has a decoder layer"):
+        random_head(kind, target).trained()
