@@ -5,121 +5,37 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from drafter_svc.loading import load
-from drafter_svc.servicer import DrafterServicer, service_of
 from drafter_svc.settings import DrafterSettings
-from orchestrator.front.service import make_service as make_orchestrator
-from orchestrator.settings import OrchestratorSettings
-from tandem.common.v1 import common_pb2, prefix_cache_pb2, prefix_cache_pb2_grpc
-from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc, learning_pb2, learning_pb2_grpc
+from tandem.common.v1 import common_pb2, prefix_cache_pb2
+from tandem.drafter.v1 import learning_pb2
 from tandem.errors import StartupError
 from tandem.online.kept_text import TOP
-from tandem.online.learning import Learning
-from tandem.online.order import Order
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from target_svc.servicer import make_service as make_target
-from target_svc.settings import TargetSettings
 from tests.exactness import CELLS, Case, counts_at, target_law
-from tests.service.conftest import address_of, connect, start
+from tests.service.online.serving import FakeTrainer, Served, drafting, served
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import noisy
 from tests.support.waiting import until
 from tests.support.wire.fakes import generation
-from tests.support.wire.scrape import ANY_PORT, Scraped, families
+from tests.support.wire.scrape import Scraped, families
 from tests.support.wire.steps import draft_step, open_draft
 from tests.support.wire.talk import Talk
-
-MEASURED = {"served": 0.6, "trained": 0.65, "error": 0.01, "unsaid": -0.2, "home": 0.01}
-
-
-class FakeTrainer:
-    """In a trainer's place."""
-
-    newest: FakeTrainer
-
-    def __init__(self, order: Order, said: Callable[..., None], ended: Callable[..., None]) -> None:
-        self.order, self._said = order, said
-        FakeTrainer.newest = self
-
-    def offer(self, model: PreTrainedModel) -> None:
-        path = Path(self.order.folder) / "offers" / "offer-0001.safetensors"
-        path.parent.mkdir(exist_ok=True)
-        weights = {name: each.detach().clone() for name, each in model.named_parameters()}
-        save_file(weights, path)
-        told = {"measured": {**MEASURED, "steps": 25}, "fault": "", "offer": path.name}
-        self._said(self, told)
-
-    def end(self) -> None:
-        """Nothing to end."""
 
 
 @pytest.fixture(autouse=True)
 def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.online.learning.TrainerProcess", FakeTrainer)
     monkeypatch.setattr("tandem.online.learning._TICK_SECONDS", 0.005)
-
-
-@dataclass
-class Served:
-    """A drafter that learns."""
-
-    servicer: DrafterServicer
-    address: str
-    draft: Callable[[], Any]
-    info: Callable[[], Any]
-    admin: Any
-    prefixes: Any
-    metrics: int
-    folder: Path
-
-    @property
-    def learning(self) -> Learning:
-        assert self.servicer.loaded.learning is not None
-        return self.servicer.loaded.learning
-
-    async def change(self, model: PreTrainedModel) -> None:
-        """Have new weights served."""
-        version = self.learning.status.version
-        FakeTrainer.newest.offer(model)
-        await until(lambda: self.learning.status.version == version + 1)
-
-
-@asynccontextmanager
-async def drafting(stack: AsyncExitStack, model: Path, folder: Path, **keys: Any) -> Any:
-    settings: dict[str, Any] = {"model": str(model), "online": 30, "online_folder": folder}
-    settings |= {"cache_tokens": 2048, "max_length": 256, "max_gamma": 8, **keys}
-    servicer = DrafterServicer(DrafterSettings(metrics_listen=ANY_PORT, **settings))
-    server = await start(stack, service_of(servicer), "127.0.0.1:0")
-    await server.ready()
-    operator = await connect(stack, f"127.0.0.1:{server.admin_port}")
-    stub: Any = drafter_pb2_grpc.DrafterServiceStub(await connect(stack, address_of(server)))
-    assert servicer.metering is not None
-    found = Served(
-        servicer,
-        address_of(server),
-        stub.Draft,
-        lambda: stub.GetModelInfo(drafter_pb2.GetModelInfoRequest()),
-        learning_pb2_grpc.LearningServiceStub(operator),
-        prefix_cache_pb2_grpc.PrefixCacheServiceStub(operator),
-        servicer.metering.port,
-        folder,
-    )
-    if settings["online"]:
-        await until(lambda: found.learning.status.training)
-    yield found
 
 
 @pytest.fixture
@@ -338,23 +254,6 @@ async def test_a_drafter_that_does_not_learn_says_so(
             await plain.admin.GetLearning(learning_pb2.GetLearningRequest())
         assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # noqa: ASYNC240
-
-
-@asynccontextmanager
-async def served(drafter: Served, target: Path) -> AsyncIterator[Any]:
-    """The address and the stub of an orchestrator over a drafter."""
-    async with AsyncExitStack() as stack:
-        server = await start(stack, make_target(TargetSettings(model=str(target))))
-        settings = OrchestratorSettings(
-            drafters=(drafter.address,),
-            targets=(address_of(server),),
-            stage_floor_seconds=60.0,
-            draft_seconds=60.0,
-        )
-        front = await start(stack, make_orchestrator(settings))
-        await front.ready()
-        channel = await connect(stack, address_of(front))
-        yield address_of(front), orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 
 
 async def test_texts_keep_their_law_while_weights_change(
