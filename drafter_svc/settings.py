@@ -39,7 +39,7 @@ class DrafterSettings(RecipeSettings, ModelSettings):
     online_home: str = Field(
         "",
         description="file of texts that the drafter must not forget (JSON lines, as for tandem"
-        " distill); empty has it write some when it first learns",
+        " distill); empty has it, or a head's target, write some when it first learns",
     )
     online_mib: int = Field(
         256, ge=16, le=1 << 20, description="most MiB of texts in ONLINE_FOLDER; the oldest yield"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.mutants.drafting import OF_PHRASES, OF_VIEWS
-from tests.support.mutants.learning import OF_DISTILLATION, OF_ONLINE
+from tests.support.mutants.learning import OF_DISTILLATION, OF_ONLINE, OF_ONLINE_HEADS
 from tests.support.mutants.overlap import OF_OVERLAP
 from tests.support.mutants.serving import (
     OF_BLOCKS,
@@ -397,6 +397,7 @@ MUTANTS = (
     *OF_OVERLAP,
     *OF_DISTILLATION,
     *OF_ONLINE,
+    *OF_ONLINE_HEADS,
 )
 
 

@@ -152,3 +152,79 @@ OF_ONLINE = (
         ("tests/unit/online/test_state.py",),
     ),
 )
+
+_HEADS = "tests/unit/online/heads/test_learning_heads.py"
+_SERVED_HEADS = "tests/service/online/test_heads.py"
+
+OF_ONLINE_HEADS = (
+    Mutant(
+        "online heads: a depth learns the row of the place before its own",
+        "tandem/online/heads/roots.py",
+        "behind = places[:most, None] + np.arange(1, depths + 1)",
+        "behind = places[:most, None] + np.arange(depths)",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: a row behind a gap is that of another place",
+        "tandem/online/heads/roots.py",
+        "row_of = np.full(len(text.token_ids) + depths, -1)",
+        "row_of = np.full(len(text.token_ids) + depths, 0)",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: rows of a model that knows more than the head are believed",
+        "tandem/online/heads/learner.py",
+        "by_row[:, by_row.sum(0).argmax()]",
+        "by_row[:, 0]",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: a chain goes on behind a rejected token",
+        "tandem/online/heads/learner.py",
+        "accepted = overlaps.cumprod(1).sum(1)",
+        "accepted = overlaps.sum(1)",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: what is learnt at home counts for nothing",
+        "tandem/online/heads/learner.py",
+        "return float(np.log(first / own))",
+        "return 0.0",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: states of other places are kept",
+        _KEPT,
+        "there = list(told.positions) == [*range(first, first + count)]",
+        "there = True",
+        (_HEARD,),
+    ),
+    Mutant(
+        "online heads: states of a text have no bound",
+        _KEPT,
+        "return min(_MOST_ROWS, _MOST_STATE_BYTES // self.bytes) if self.bytes else _MOST_ROWS",
+        "return _MOST_ROWS",
+        (_HEARD,),
+    ),
+    Mutant(
+        "online heads: open sequences get the new weights",
+        "tandem/inference/heads/head.py",
+        "return self._weights if own is None else own",
+        "return self._weights",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: what was learnt is forgotten behind a restart",
+        "tandem/inference/heads/load.py",
+        "if source.learnt != NOTHING_LEARNT:",
+        "if False:",
+        (_SERVED_HEADS,),
+    ),
+    Mutant(
+        "online heads: a deep token counts as the first one",
+        "tandem/distillation/divergences.py",
+        "_DEEPER**depth * each",
+        "each",
+        (_DIVERGENCES,),
+    ),
+)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.distillation.divergences import TargetRows, loss, tvd
+from tandem.distillation.divergences import TargetRows, discounted, loss, tvd
 
 NAMES = ("forward-kl", "reverse-kl", "jsd", "tvd")
 
@@ -103,3 +103,8 @@ def test_cross_entropy_is_of_the_tokens() -> None:
     following = torch.arange(12).reshape(3, 4) % 9
     found = loss("cross-entropy", drafter, None, following)
     assert torch.allclose(found, -drafter.log_softmax(-1).gather(-1, following[..., None])[..., 0])
+
+
+def test_a_deeper_token_of_a_head_counts_less() -> None:
+    found = discounted([torch.tensor(each) for each in (1.0, 10.0, 100.0)])
+    torch.testing.assert_close(found, torch.tensor(1 + 0.8 * 10 + 0.64 * 100))
