@@ -32,8 +32,8 @@ from benchmarks.online import Ids, cuts, headers, written
 from models import corpus
 from tandem.distillation.drafters import read_model, read_tokenizer
 from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
-from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.kv.size import Room
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.online.heads.home import head_home, told_texts
 from tandem.online.heads.learner import HeadLearner

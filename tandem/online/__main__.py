@@ -100,9 +100,9 @@ def head_learner(order: Order, rest: Callable[[], None]) -> WeightsInTraining:
     Raises:
         StartupError: it cannot be read, or its weights, its target or home texts.
     """
-    from tandem.inference.heads.head import Room
     from tandem.inference.heads.load import load_head
     from tandem.inference.heads.target_parts import TargetParts
+    from tandem.inference.kv.size import Room
     from tandem.inference.loading.checkpoint import CheckpointSource
     from tandem.inference.loading.learnt_weights import load_weights
     from tandem.online.heads.home import head_home
