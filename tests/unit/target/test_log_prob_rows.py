@@ -1,4 +1,4 @@
-"""The rows that log probabilities are read from: of each emitted token, the one behind its path."""
+"""The rows that log probabilities are read from: of each emitted token, the one after its path."""
 
 from __future__ import annotations
 

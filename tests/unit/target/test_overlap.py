@@ -46,7 +46,8 @@ from target_svc.round import TargetRequest, TargetSequence, open_
 from target_svc.run import Credit, RunRound, run
 from tests.support.decoders import decoder_over
 from tests.support.jobs import play
-from tests.support.laws.runs.law import SEEN, TOLERANCE, OtherToken, RunLaw
+from tests.support.laws.runs.answering import OtherToken
+from tests.support.laws.runs.law import SEEN, TOLERANCE, RunLaw
 
 VOCAB_SIZE, LAYERS, CACHE, ROUNDS = 24, 4, 1024, 40
 PLAIN = DraftSize(0)
@@ -98,7 +99,7 @@ def _not_moved(flight: Flight, cache: Any, token_id: int) -> list[int]:
 
 
 def _an_exit_decides(overlap: Overlap, *args: Any) -> Steps[Any]:
-    """The row behind the first group is the text's."""
+    """The row after the first group is the text's."""
     return _ROUND(replace(overlap, groups=overlap.groups - 1), *args)
 
 
@@ -380,7 +381,7 @@ def test_no_token_is_guessed_behind_an_end(decoders: Any) -> None:
     overlap, kept, _ = overlap_of(decoder, 4, 1, 1)
     ends = frozenset(range(VOCAB_SIZE))
     texts(decoder, overlap, end_token_ids=ends)
-    # The guess itself, and nothing behind it.
+    # The guess itself, and nothing after it.
     assert kept.guesses == 1
 
 

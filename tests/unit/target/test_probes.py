@@ -150,7 +150,7 @@ def test_a_probe_that_the_rule_sees_is_caught(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("probes", "sentence"),
     [
-        (Probes((1,), (3,)), r"parents\[0\] = 3 is behind a repeated sibling"),
+        (Probes((1,), (3,)), r"parents\[0\] = 3 is after a repeated sibling"),
         (Probes((1,), (6,)), r"parents\[0\] = 6 does not come before its probe"),
         (Probes((1, 2), (0, 8)), r"parents\[1\] = 8 does not come before its probe"),
         (Probes((1, 2), (0,)), r"parents holds 1 places for 2 probes"),

@@ -16,7 +16,8 @@ from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts
 from target_svc.round import Resumable, TargetSequence
-from tests.support.laws.runs.law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
+from tests.support.laws.runs.answering import GAMMA
+from tests.support.laws.runs.law import SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
 from tests.support.laws.tables import PROMPT
 
@@ -54,13 +55,13 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "rule", "on_device"), cases())
 def test_a_run_leaves_the_law_as_it_is(name: str, rule: str, on_device: bool) -> None:
-    # Behind a plain round `masks` has no rows; that it then drafts nothing is below.
+    # After a plain round `masks` has no rows; that it then drafts nothing is below.
     together = VERIFIERS[rule].needs_every_draft or name == "masks"
     sizes = SIZES[:1] if together else SIZES
     law = RunLaw(name, rule, sizes, on_device=on_device)
     assert law.error() < TOLERANCE
     assert law.deepest == GAMMA if name == "model" else law.deepest >= 1
-    # Also behind plain rounds a head has the newest hidden state.
+    # Also after plain rounds a head has the newest hidden state.
     assert name in ("lookup", "retrieval", "lookahead", "masks") or not law.empty
 
 
@@ -121,7 +122,7 @@ def test_a_text_that_resumes_without_its_last_token_is_seen(
     ],
 )
 def test_so_does_a_part_of_the_target_that_drafts(name: str, rule: str, warm: bool) -> None:
-    """The target goes on behind the rows that its part computed; warm blocks are shared."""
+    """The target goes on after the rows that its part computed; warm blocks are shared."""
     sizes = SIZES[:1] if VERIFIERS[rule].needs_every_draft else SIZES
     law = RunLaw(name, rule, sizes, warm=warm, exit_=True)
     assert law.error() < TOLERANCE

@@ -24,7 +24,8 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.request.shaping import Grammar, GrammarKind, Shaping
 from tandem.speculation.tree import DraftSize
 from tandem.verification import VERIFIERS
-from tests.support.laws.runs.law import LENGTH, SEEN, SIZES, RunLaw
+from tests.support.laws.runs.answering import LENGTH
+from tests.support.laws.runs.law import SEEN, SIZES, RunLaw
 from tests.support.laws.shaping import END, law_of, shaped
 from tests.support.laws.suited import tried_rules
 from tests.support.laws.tables import PROMPT, Text
@@ -48,7 +49,7 @@ CONTROLS = {
     "penalties": Shaping(repetition_penalty=1.7, frequency_penalty=0.9, presence_penalty=-0.6),
     "min_tokens": Shaping(min_tokens=2, end_token_ids=(END,)),
     "bad_words": Shaping(bad_words=((1, 0), (0, 0, 2), (2, 2))),
-    # A place where nothing may come, behind the first letter or the third.
+    # A place where nothing may come, after the first letter or the third.
     "grammar": Shaping(grammar=_regex("b|a(a|b)b?")),
     "grammar_with_end": Shaping(grammar=_regex("b|a*b?"), end_token_ids=(END,)),
     "all": Shaping(
@@ -183,7 +184,7 @@ def _counting_what_was_rejected(self: ShapedText, paths: Sequence[Any], own: Any
 
 
 def _without_the_last_row(self: ShapedText, paths: Sequence[Any], own: Any) -> ShapedRows:
-    """What is drawn behind a whole draft is not masked."""
+    """What is drawn after a whole draft is not masked."""
     rows: ShapedRows = own(self, paths)
     if rows.bits is not None:
         rows.bits[-1] = np.uint32(0xFFFFFFFF)

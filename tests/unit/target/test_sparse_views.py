@@ -142,7 +142,7 @@ def test_texts_over_few_keys_are_those_of_plain_decoding(target: Decoder) -> Non
 
 @pytest.fixture
 def chosen(target: Decoder) -> Iterator[tuple[Any, Any, SparseCache, SparseKeys]]:
-    """The pools and caches of a text of 203 tokens, behind the first row over few keys."""
+    """The pools and caches of a text of 203 tokens, after the first row over few keys."""
     keys = SparseKeys("chunks", budget=64, sink=6, recent=10, chunk=8)
     view = SparseView(target, keys, 1)
     cache, own = target.reserve(260), view.reserve(260)

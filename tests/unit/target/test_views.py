@@ -210,7 +210,7 @@ def test_nodes_that_fall_away_leave_no_state(
     target: Decoder, copied: Decoder, rule: str, size: DraftSize
 ) -> None:
     """Where the row of a place has no further token, what was drawn there is not sent, and what was
-    computed behind it is nobody's."""
+    computed after it is nobody's."""
     how: dict[str, Any] = {"rule": rule, "size": size, "samplings": FEW}
     there, *_ = texts(target, copied, TreeRecipe(), **how)
     view = ModelView(target, ModelPart(exit=EXIT))
@@ -247,7 +247,7 @@ def test_a_tree_is_gone_on_with_where_it_stopped(target: Decoder) -> None:
 
 
 def test_rows_that_are_resumed_are_those_of_a_whole_pass(target: Decoder) -> None:
-    """Within 1e-4, behind rejected rows and beside texts that resume nothing."""
+    """Within 1e-4, after rejected rows and beside texts that resume nothing."""
     view = ModelView(target, ModelPart(exit=EXIT))
     first, second = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
     with torch.inference_mode():
