@@ -84,7 +84,7 @@ def chat_turns(ids: Sequence[int], chat: int, options: argparse.Namespace) -> li
 def write_chat(
     worker: Worker, way: Way, added: Sequence[Sequence[int]], mark: int, answer: int
 ) -> Iterator[Turn]:
-    """A chat's turns, one behind the other.
+    """A chat's turns, one after the other.
 
     Args:
         worker: of the way's engine.
@@ -262,7 +262,7 @@ def main() -> None:
     )
     parser.add_argument("--engines", type=named, nargs="+", default=telling_engines)
     parser.add_argument("--gammas", type=int, nargs="+", default=[0, 4], help="draft lengths")
-    parser.add_argument("--chats", type=int, default=2, help="behind the one that warms up")
+    parser.add_argument("--chats", type=int, default=2, help="after the one that warms up")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--system", type=int, default=512, help="tokens of the system prompt")
     parser.add_argument("--question", type=int, default=64, help="tokens of a question")

@@ -4,8 +4,8 @@
 
 The embedded pair writes texts that continue C headers, which its drafter has never seen: those of
 Python's include folder, or of torch's where there is none. Each version of the weights that it
-serves is measured afterwards on what the target writes behind headers that no text came from, and
-at home, behind held-out Python. Then texts are written in turn while learning is frozen and while
+serves is measured afterwards on what the target writes after headers that no text came from, and
+at home, after held-out Python. Then texts are written in turn while learning is frozen and while
 it goes on.
 """
 
@@ -104,7 +104,7 @@ def cuts(texts: Sequence[str], tokenizer: Any, count: int, length: int, seed: in
 
 
 def written(target: Any, prompts: Ids, seed: int) -> Tensor:
-    """[n, time] prompts with what the target writes behind them at temperature 1."""
+    """[n, time] prompts with what the target writes after them at temperature 1."""
     room = np.zeros((len(prompts), _SHORT), np.int64)
     tokens = torch.from_numpy(np.concatenate([prompts, room], 1))
     known = torch.full((len(prompts),), _PROMPT)
@@ -201,7 +201,7 @@ def trainer_mib(folder: Path) -> float:
 
 
 def measured(kept: Path, pair: Pair, fresh: Ids, home: Ids) -> list[Version]:
-    """All versions, on what the target writes behind prompts."""
+    """All versions, on what the target writes after prompts."""
     target, drafter = (
         read_model(str(path), torch.float32, torch.device("cpu"))
         for path in (pair.target, pair.drafter)
@@ -230,8 +230,8 @@ def picture(versions: Sequence[Version], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
     texts = [version.texts for version in versions]
     for name, label in (
-        ("fresh", "behind fresh C headers"),
-        ("home", "at home: behind held-out Python"),
+        ("fresh", "after fresh C headers"),
+        ("home", "at home: after held-out Python"),
     ):
         values = [getattr(version, name) for version in versions]
         axes.plot(texts, values, marker="o", markersize=3, label=label)

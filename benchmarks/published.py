@@ -55,7 +55,7 @@ class Way:
         engine: what was asked for.
         start_s: first start, then second: until a text would be accepted. Of transformers, reading
             the checkpoint alone.
-        memory_gib: resident memory of the target behind all texts; None where it is not apart.
+        memory_gib: resident memory of the target after all texts; None where it is not apart.
         first_token_s: of each prompt length, every turn.
         plain: tokens/s without drafts, every text.
         lookup: tokens/s with drafts by lookup, every text.

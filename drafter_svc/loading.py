@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-# Tokens of a sequence at least: a prompt, and one behind it.
+# Tokens of a sequence at least: a prompt, and one after it.
 _FEWEST = 2
 _NO_EFFECT = "AHEAD has no effect: drafts of this method are not prepared"
 
@@ -63,7 +63,7 @@ class LoadedDrafter(LoadedService):
     learning: Learning | None = None
 
     def improve(self) -> None:
-        """See `LoadedService`; behind it weights may change."""
+        """See `LoadedService`; after it weights may change."""
         try:
             super().improve()
         finally:

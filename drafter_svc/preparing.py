@@ -64,7 +64,7 @@ class Preparing:
         self._asked = request if request.send_ahead else None
 
     def begin(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
-        """Draft on behind a draft that was sent, unless the next step is there already."""
+        """Draft on after a draft that was sent, unless the next step is there already."""
         if self._ended or not request.ahead:
             return
         if self._ahead is None:

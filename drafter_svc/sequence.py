@@ -201,7 +201,7 @@ class DraftedSequence(
         return message.draft.taken
 
     def _go_on_ahead(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
-        """Draft on behind a draft that was sent, unless the next step is there already."""
+        """Draft on after a draft that was sent, unless the next step is there already."""
         if self._preparing is not None and self._progress.last_round == request.round:
             self._preparing.begin(request, draft)
 

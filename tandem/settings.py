@@ -249,7 +249,7 @@ class ModelSettings(ServiceSettings):
     @field_validator("max_length")
     @classmethod
     def _holds_a_token(cls, length: int) -> int:
-        """A prompt, and something behind it."""
+        """A prompt, and something after it."""
         if length == 1:
             raise ValueError("must be 0, or 2 at least")
         return length

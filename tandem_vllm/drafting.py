@@ -29,7 +29,7 @@ T = TypeVar("T")
 _LOOP_SECONDS = 5.0
 # Between two looks at texts that are in no pass.
 _LOOK_SECONDS = 5.0
-# Passes in a row whose drafts were all late, behind which the log says so.
+# Passes in a row whose drafts were all late, after which the log says so.
 _MANY_LATE = 4
 # How long the end of the process may take to close connections.
 _END_SECONDS = 5.0

@@ -100,7 +100,7 @@ class Proposer:
         token_ids_cpu: npt.NDArray[np.int32],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Tokens behind each text; see vLLM's interface of proposers.
+        """Tokens after each text; see vLLM's interface of proposers.
 
         Args:
             sampled_token_ids: of each row, by the last pass; none in the middle of a prompt.

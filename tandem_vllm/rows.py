@@ -66,7 +66,7 @@ class TextsOfRows:
 
         Args:
             sampled_token_ids: of each row, by the pass; none in the middle of a prompt.
-            lengths: [rows], of the texts behind the pass.
+            lengths: [rows], of the texts after the pass.
             token_ids: [rows, longest], the texts.
         """
         self._passes += 1

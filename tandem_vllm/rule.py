@@ -21,7 +21,7 @@ from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Purpose, RandomNumbers, foresee, uniforms
 from tandem.verification.verifier import Verifier
 
-# What vLLM writes behind a text's last token, and where it pads drafts.
+# What vLLM writes after a text's last token, and where it pads drafts.
 NO_TOKEN = -1
 # Of probabilities that are looked at together: 128 MiB, of which some copies are made. vLLM leaves
 # memory free for a sampler, not for all rows of a batch at once.
@@ -70,13 +70,13 @@ class DraftedRows:
         """The tokens that each text goes on with.
 
         Args:
-            logits: [R, V], of the drafted places, behind all that shapes them.
-            bonus: [B, 1] int32 or int64, drawn behind each whole draft.
+            logits: [R, V], of the drafted places, after all that shapes them.
+            bonus: [B, 1] int32 or int64, drawn after each whole draft.
             temperature: [B], by which the logits were divided; 0 takes the likeliest token. None
                 where it is 0 in all rows.
 
         Returns:
-            [B, N+1] int32, -1 behind the last token; meaningless in rows that are `padded`.
+            [B, N+1] int32, -1 after the last token; meaningless in rows that are `padded`.
         """
         counts = self.counts
         most, (_, vocab_size) = max(counts), logits.shape

@@ -44,7 +44,7 @@ class DraftingScheduler(Scheduler):  # type: ignore[misc]
             request.spec_token_ids = token_ids
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
-        """See vLLM's. Rows behind a forbidden token are never reached; their masks do not count."""
+        """See vLLM's. Rows after a forbidden token are never reached; their masks do not count."""
         whole = scheduler_output.scheduled_spec_decode_tokens
         scheduler_output.scheduled_spec_decode_tokens = {
             name: self._until_forbidden(name, token_ids) for name, token_ids in whole.items()

@@ -53,7 +53,7 @@ class Opening:
         name: vLLM's of the request.
         token_ids: of the text so far.
         sampling: of its drafts.
-        most_tokens: that it may have behind these.
+        most_tokens: that it may have after these.
         emitted_tokens: how many of `token_ids`, the last ones, were generated.
         traceparent: of the request's caller; empty for none.
     """
@@ -134,7 +134,7 @@ class RemoteText:
         return None if call is None else _Checked(call, self._vocab_size, limits.max_gamma)
 
     def _room(self, limits: common_pb2.ModelInfo) -> int:
-        """Tokens to reserve behind those that the drafter is told of."""
+        """Tokens to reserve after those that the drafter is told of."""
         return min(self._reserve, self._end - self._told, longest_text(limits, 0) - self._told)
 
     def _prompt(self) -> Prompt:
@@ -157,8 +157,8 @@ class RemoteText:
         self._tokens += token_ids
 
     def ask(self, gamma: int) -> asyncio.Task[RemoteDraft | None] | None:
-        """Have a draft made behind the text; None while the last one is still being made, and for
-        some passes behind one that was late.
+        """Have a draft made after the text; None while the last one is still being made, and for
+        some passes after one that was late.
 
         Args:
             gamma: the longest draft.
@@ -203,7 +203,7 @@ class RemoteText:
         return RemoteDraft(self._sampling.seed, self._round, drafted.payload)
 
     async def _open_anew(self) -> None:
-        """Reserve more, behind the text as it is now."""
+        """Reserve more, after the text as it is now."""
         self._reserve *= 2
         await self._drafter.close()
         self._drafting.let_go()
@@ -219,7 +219,7 @@ class RemoteText:
 
 
 class Backoff:
-    """Passes that go on without asking, behind drafts that came late: twice as many each time.
+    """Passes that go on without asking, after drafts that came late: twice as many each time.
 
     Attributes:
         late: how often in a row they were late.

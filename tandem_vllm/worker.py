@@ -36,7 +36,7 @@ _NO_DRAFT = Draft.certain(())
 
 
 class DraftingRunner(PlatformRunner):  # type: ignore[misc]
-    """Asks for drafts behind each pass, and has them decided in the next one."""
+    """Asks for drafts after each pass, and has them decided in the next one."""
 
     drafter: Proposer
 

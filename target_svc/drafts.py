@@ -46,7 +46,7 @@ class OwnDrafts:
     exit: int = 0
 
     def room_behind(self, length: int) -> int:
-        """Tokens that the method can draft behind a text of a length; more than any draft where
+        """Tokens that the method can draft after a text of a length; more than any draft where
         nothing bounds it."""
         held = self.info.held_length or ANY_LENGTH
         return max(held - length, 0)
@@ -54,7 +54,7 @@ class OwnDrafts:
     def round(
         self, scorer: Scorer, sequence: TargetSequence, round_: int, size: DraftSize
     ) -> Steps[tuple[Decision, StageTimes]]:
-        """Draft behind what was emitted, and verify; the verdict, and where the draft's time went.
+        """Draft after what was emitted, and verify; the verdict, and where the draft's time went.
 
         The drafter takes the text in when the first draft is wanted: a text whose drafts come from
         elsewhere costs it no pass.

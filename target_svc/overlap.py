@@ -32,7 +32,7 @@ class Overlap:
     Attributes:
         scorer: computes tokens by groups of the target's layers.
         groups: that a token goes through.
-        exit: groups behind which the next token is guessed.
+        exit: groups after which the next token is guessed.
         guesses: of the next token, at a time. Several only where one group is left behind the exit,
             so that no further token is guessed before one of them is chosen.
         on_guess: is called where the next token of a text was guessed: whether it was among the
@@ -85,7 +85,7 @@ class Overlap:
         """After a round that was reported, guess for the next one, where its row is at hand.
 
         Args:
-            sequence: behind the round, in the same step.
+            sequence: after the round, in the same step.
             round_: the coming one.
         """
         flight = sequence.flight

@@ -205,7 +205,7 @@ def verify(
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
-    Twins are not computed. Probes are computed behind the draft, and nothing that is decided looks
+    Twins are not computed. Probes are computed after the draft, and nothing that is decided looks
     at their rows.
 
     Args:
@@ -246,7 +246,7 @@ def verify(
 
 
 class _Arranged(NamedTuple):
-    """A draft as it goes through a pass, behind the last emitted token.
+    """A draft as it goes through a pass, after the last emitted token.
 
     Attributes:
         tokens: that are computed.
@@ -276,7 +276,7 @@ def _arranged(draft: Draft | Sequence[DrawnToken], known: Resumable) -> _Arrange
     if order is None:
         return _Arranged(tokens, parents)
     assert known.resumed is not None
-    # Where a row ran out, a node was computed that the draft does not have, behind all that it has.
+    # Where a row ran out, a node was computed that the draft does not have, after all that it has.
     rows = known.resumed.count if known.nodes is None else 1 + len(known.nodes)
     resumed = known.resumed.first(rows)
     if order == list(range(len(order))):
@@ -293,7 +293,7 @@ def tell(sequence: TargetSequence, decision: Decision, wanted: FeedbackWanted | 
     sent to the text's drafter.
 
     Args:
-        sequence: behind the decision.
+        sequence: after the decision.
         decision: with the feedback that came.
         wanted: the wish that was asked of the engine; None for none. One `on_device` is of the
             target's own drafter, and nothing of it is sent.
@@ -391,9 +391,9 @@ def _log_probs(
 
 
 def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:
-    """The decision, cut at the first place of its path behind which no token may come.
+    """The decision, cut at the first place of its path after which no token may come.
 
-    What comes behind such a place was decided by a distribution that no model has. The text ends
+    What comes after such a place was decided by a distribution that no model has. The text ends
     there, so that the law of what is kept is the law up to there. Its feedback is not cut, since no
     drafter is asked any more.
     """

@@ -49,7 +49,7 @@ class RunRound(NamedTuple):
         round: its number.
         draft_times: where the time of its draft went; None where there was none.
         decision: its verdict, with the draft.
-        length: tokens that the sequence holds behind it.
+        length: tokens that the sequence holds after it.
         last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
             case.
         ended: whether the text has: it is as long as it may be, a token of `end_token_ids` was

@@ -247,7 +247,7 @@ class VerifiedSequence(
     def _verdict(
         self, round_: int, length: int, decision: Decision, times: StageTimes
     ) -> target_pb2.SequenceResponse:
-        """A round's answer; the sequence is behind it."""
+        """A round's answer; the sequence is after it."""
         self._progress.length, self._progress.last_round = length, round_
         # Written in place: each message that is made apart is copied into the one around it.
         answer = target_pb2.SequenceResponse()

@@ -89,7 +89,7 @@ def main() -> None:
     """See above; exit code 1 if a run was not green."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("options", nargs="*", help="of pytest, behind --")
+    parser.add_argument("options", nargs="*", help="of pytest, after --")
     chosen = parser.parse_args()
     green = [run(number, chosen.options) for number in range(chosen.runs)]
     print(f"{sum(green)} of {len(green)} runs were green")

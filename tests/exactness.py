@@ -52,7 +52,7 @@ from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
 
 # Longer than a block of any pool's prefixes. Of all texts of up to four tokens, repeated, it is
-# the one behind which wrong rules show best: behind most, the random models are so far from each
+# the one after which wrong rules show best: after most, the random models are so far from each
 # other that nearly nothing is accepted.
 PROMPT = [1, 0, 3, 2] * 9
 LENGTH = 4
@@ -180,7 +180,7 @@ def target_settings(method: str, folder: Path) -> dict[str, str]:
 
 
 def target_law(model: Path) -> npt.NDArray[np.float64]:
-    """[V ** LENGTH] exact probabilities of the first tokens behind PROMPT, in float64."""
+    """[V ** LENGTH] exact probabilities of the first tokens after PROMPT, in float64."""
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     texts = torch.tensor(list(product(range(VOCAB_SIZE), repeat=LENGTH)))
     prompts = torch.tensor(PROMPT).expand(len(texts), -1)

@@ -154,7 +154,7 @@ MUTANTS = (
         (_KERNELS,),
     ),
     Mutant(
-        "kernel of token: going on behind a failure",
+        "kernel of token: going on after a failure",
         _CHAIN_KERNELS,
         "going = going and uniforms[i] < min(ratio, _ONE)",
         "going = uniforms[i] < min(ratio, _ONE)",
@@ -383,7 +383,7 @@ MUTANTS = (
         ("tests/service/requests/test_contract.py",),
     ),
     Mutant(
-        "orchestrator: text behind a stop string is sent",
+        "orchestrator: text after a stop string is sent",
         "orchestrator/text/stop_strings.py",
         'released, self._held = self._held[:at], ""',
         'released, self._held = self._held, ""',

@@ -67,7 +67,7 @@ class Section(NamedTuple):
     share: float
 
 
-# In this order: what matters most first, then graphs of long texts, then the profiler, behind which
+# In this order: what matters most first, then graphs of long texts, then the profiler, after which
 # nothing on the host may be timed. `law` has processes of its own.
 SECTIONS = {
     "ceilings": Section(ceilings.measure, 5),

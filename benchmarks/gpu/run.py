@@ -28,7 +28,7 @@ from benchmarks.gpu.table import Figure
 from benchmarks.gpu.timing import Deadline, Stopwatch
 from benchmarks.measure.environment import describe, versions
 
-# Behind the end: sections look at their time between two measurements.
+# After the end: sections look at their time between two measurements.
 _GRACE_SECONDS = 20.0
 _LONGEST_ERROR = 400
 
@@ -188,7 +188,7 @@ class Run:
         (self.out / "gpu.txt").write_text("\n".join(text) + "\n")
 
     def watch(self) -> threading.Timer:
-        """Whatever hangs: a while behind the deadline what there is is written and shown, and the
+        """Whatever hangs: a while after the deadline what there is is written and shown, and the
         process ends. To be cancelled where all went well."""
         timer = threading.Timer(max(self.deadline.left, 0) + _GRACE_SECONDS, self._give_up)
         timer.daemon = True

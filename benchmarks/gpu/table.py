@@ -21,7 +21,7 @@ class Figure:
         limit: what the device allows in the same unit, or what the value is compared with.
         bar: that value / limit has to keep, or the value where there is no limit.
         least: whether the bar is the least to reach; else the most to take.
-        mark: a letter behind the value: "L" for a pass launched kernel by kernel.
+        mark: a letter after the value: "L" for a pass launched kernel by kernel.
     """
 
     line: str

@@ -3,7 +3,7 @@
     python -m benchmarks.methods [--only medusa "exit 3"] [--heads FOLDER ...] [--inside]
                                  [--tokens 3000] [--temperatures 0 1]
 
-Texts of the embedded target behind held-out prompts, one at a time, one method after the other in
+Texts of the embedded target after held-out prompts, one at a time, one method after the other in
 one run: drafts of depth 4, trees of 16 nodes (retrieval in an index: 64), decided by `token` unless
 the row names a rule. At temperature 0 a text ends where eight tokens come the third time: what
 loops is easy to guess. Standard errors are over texts. The index of `corpus` has no text of the

@@ -4,8 +4,8 @@
 
 The target is the embedded one with the adapter of `models.zoo.long`, which knows long texts. First,
 in this process and by torch: what a pass of one row takes, over all keys and over few; and how much
-their rows overlap behind held-out text, for chunks and for a window of as many keys. Then services:
-tokens a second behind prompts of held-out text, of plain decoding, of drafts over chunks, and of a
+their rows overlap after held-out text, for chunks and for a window of as many keys. Then services:
+tokens a second after prompts of held-out text, of plain decoding, of drafts over chunks, and of a
 cascade in which the text's own phrases are reviewed over chunks.
 """
 
@@ -56,7 +56,7 @@ def texts_of(count: int, length: int) -> list[list[int]]:
 
 
 def passes_at(decoder: Decoder, view: SparseView, text: list[int]) -> dict[str, float]:
-    """Milliseconds of a pass of a row behind a text, over all keys and over few, in turn."""
+    """Milliseconds of a pass of a row after a text, over all keys and over few, in turn."""
     cache, own = decoder.reserve(len(text) + 8), view.reserve(len(text) + 8)
     assert cache is not None
     assert own is not None
@@ -137,7 +137,7 @@ def _recipe(folder: Path, method: str, budget: int, recent: int) -> str:
 async def speeds(
     addresses: dict[str, str], options: argparse.Namespace, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Tokens a second behind each context, of each way; and the ratios to plain decoding."""
+    """Tokens a second after each context, of each way; and the ratios to plain decoding."""
     lines = []
     ways = [("plain", "model", 0), ("chunks", "model", GAMMA), ("cascade", "cascade", GAMMA)]
     for context in options.contexts:
@@ -169,7 +169,7 @@ async def speeds(
 async def _text(
     address: str, seed: int, prompt: list[int], temperature: float, gamma: int
 ) -> tuple[float, int, int]:
-    """Seconds behind the first token, rounds, and tokens in them."""
+    """Seconds after the first token, rounds, and tokens in them."""
     request = asked(seed, NEW_TOKENS, temperature, prompt, gamma=gamma, verifier="block")
     async with grpc.aio.insecure_channel(address) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

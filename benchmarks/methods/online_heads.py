@@ -5,8 +5,8 @@ learn from.
     python -m benchmarks.methods.online_heads [--head medusa] [--texts 150] --steps 100
 
 The embedded target writes texts that continue C headers, as in `benchmarks.online`; a head that was
-trained for it on Python drafts chains. Before and after, the same texts are written behind headers
-that no text came from, and at home, behind held-out Python. With --steps there are no services: the
+trained for it on Python drafts chains. Before and after, the same texts are written after headers
+that no text came from, and at home, after held-out Python. With --steps there are no services: the
 trainer takes that many steps, and what is measured is what the holdout measures.
 """
 
@@ -47,7 +47,7 @@ _AT_ONCE, _GAMMA = 4, 4
 
 
 def texts_of(prompts: Ids, new: int, *, learn: bool) -> list[pb.Generation]:
-    """Requests behind prompts, drafted as chains."""
+    """Requests after prompts, drafted as chains."""
     found = []
     for number, prompt in enumerate(prompts):
         text = asked(number, new, prompt=prompt.tolist(), gamma=_GAMMA, max_nodes=_GAMMA)

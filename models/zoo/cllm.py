@@ -51,7 +51,7 @@ def greedy_texts(weights: llama.Weights, prompts: Tensor, length: int) -> Tensor
 
 
 def own_greedy_texts(pair: Path, cache: Path, scale: float) -> Tokens:
-    """Greedy texts of the target [texts, length + 1] behind prompts of the corpus, drawn once."""
+    """Greedy texts of the target [texts, length + 1] after prompts of the corpus, drawn once."""
     folder, found = cache / "greedy", []
     folder.mkdir(parents=True, exist_ok=True)
     stream, weights = texts.stream(pair, cache), texts.frozen(pair, "target")
@@ -144,7 +144,7 @@ def fit(pair: Path, cache: Path, output: Path, scale: float) -> None:
 
 @torch.inference_mode()
 def tokens_a_pass(pair: Path, weights: llama.Weights, rows: int = 64) -> float:
-    """By Jacobi decoding of greedy texts behind held-out prompts, each until it loops."""
+    """By Jacobi decoding of greedy texts after held-out prompts, each until it loops."""
     half = llama.Half(weights, llama.TARGET)
     held_out = [text for name, text in corpus.sources() if corpus.held_out(name)]
     stream = corpus.encode(texts.tokenizer_of(pair), held_out)

@@ -35,7 +35,7 @@ _OTHERS = 0.2
 
 
 def states_of(half: llama.Half, tokens: Tensor, kept: Tensor) -> list[Tensor]:
-    """What the head reads behind each layer [batch, time, width].
+    """What the head reads after each layer [batch, time, width].
 
     Args:
         half: the weights.

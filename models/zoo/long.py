@@ -1,7 +1,7 @@
 """Train an adapter of the embedded target for texts of up to 8,192 tokens:
 `python -m models.zoo.long all`.
 
-The target learnt from windows of 256 tokens, and knows no position far behind them. This is a
+The target learnt from windows of 256 tokens, and knows no position far after them. This is a
 low-rank change of all layers, learnt from ever longer windows of the corpus, whose files follow
 each other by their folders, so that much of what comes was said before. It is what TriForce (Sun et
 al., arXiv 2404.11912) needs of a target: attention that looks far back.
@@ -33,7 +33,7 @@ _WINDOWS, _BOUNDS = 6, (0, 256, 1024, 2048, 4096, 8190)
 
 
 def losses(half: llama.Half, tokens: Tensor) -> Tensor:
-    """[batch, time] loss of each token behind the first."""
+    """[batch, time] loss of each token after the first."""
     read = tokens[:, :-1]
     heads = llama.TARGET.num_attention_heads
     x = F.embedding(read, half.table)

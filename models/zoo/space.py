@@ -1,7 +1,7 @@
 """Train an adapter of the embedded target, and its look-ahead rows:
 `python -m models.zoo.space all`.
 
-SPACE (Yi et al., arXiv 2402.11809): the target is tuned so that rows of masks behind any place
+SPACE (Yi et al., arXiv 2402.11809): the target is tuned so that rows of masks after any place
 guess what follows. Here it is a low-rank change of all layers; the rows of the text are held to
 those of the target before.
 """

@@ -1,10 +1,10 @@
-"""Train a target whose layers are used several times, with an early prediction behind each cycle:
+"""Train a target whose layers are used several times, with an early prediction after each cycle:
 `python -m models.zoo.speed all`.
 
 SPEED (Hooper et al., arXiv 2310.12072): a decoder that shares the weights of a group of layers, so
 that tokens which have gone through different numbers of cycles go through the group together. The
-final norm and the output matrix follow each cycle; behind the last one they learn the rows of the
-embedded target, behind the others those behind the last.
+final norm and the output matrix follow each cycle; after the last one they learn the rows of the
+embedded target, after the others those after the last.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ _EARLY = 0.4
 
 
 def states_of(half: llama.Half, tokens: Tensor) -> list[Tensor]:
-    """What the head reads behind each cycle [batch, time, width], for tokens [batch, time]."""
+    """What the head reads after each cycle [batch, time, width], for tokens [batch, time]."""
     x, found = F.embedding(tokens, half.table), []
     for _ in range(CYCLES):
         for layer in half.layers:
@@ -100,7 +100,7 @@ def save(model: nn.Module, pair: Path, folder: Path) -> None:
 
 @torch.inference_mode()
 def report(pair: Path, output: Path) -> None:
-    """Measure the loss behind each cycle on held-out text, and how often the likeliest token of a
+    """Measure the loss after each cycle on held-out text, and how often the likeliest token of a
     cycle is the last one's."""
     held_out = [text for name, text in corpus.sources() if corpus.held_out(name)]
     stream = corpus.encode(texts.tokenizer_of(pair), held_out)

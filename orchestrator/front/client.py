@@ -45,7 +45,7 @@ class ReadingClient:
         try:
             await self._patience.bound(write, min(self._idle_seconds, self._left))
         except TimeoutError:
-            raise IdleTimeout(f"{self._why(began)}; resume behind what it has") from None
+            raise IdleTimeout(f"{self._why(began)}; resume after what it has") from None
         finally:
             self.unread_since = math.inf
             self._left -= time.monotonic() - began

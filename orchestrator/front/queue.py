@@ -274,7 +274,7 @@ class TextQueue:
         return max(last, key=lambda waiting: (waiting.deadline, waiting.number))
 
     def _expected(self, ahead: int) -> float:
-        """Seconds until a slot comes free behind a number of others."""
+        """Seconds until a slot comes free after a number of others."""
         return (ahead + 1) * self._seconds / max(self._running, 1)
 
     def _retry(self, ahead: int) -> float:

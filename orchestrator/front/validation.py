@@ -328,7 +328,7 @@ class Validator:
     async def _bad_words(
         self, request: Request, client: str, remaining: float | None
     ) -> list[tuple[int, ...]]:
-        """The bad strings as token ids: as each is, and behind a space."""
+        """The bad strings as token ids: as each is, and after a space."""
         strings = list(request.bad_strings[: MAX_BAD_STRINGS + 1])
         if not strings:
             return []
@@ -401,7 +401,7 @@ class Validator:
             return []
         if not request.first_round:
             raise InvalidRequest(
-                "received_token_ids needs first_round, behind the last one received"
+                "received_token_ids needs first_round, after the last one received"
             )
         vocab_size = self.capabilities.target.vocab_size
         return messages.tokens_from("received_token_ids", request.received_ids, vocab_size, most)

@@ -109,7 +109,7 @@ class SentPrefixes:
         least loaded, else the one with the least load; None of none.
 
         One that has failed a text, has no room or is in another zone than the least loaded comes
-        behind those that are not, whatever it was sent.
+        after those that are not, whatever it was sent.
 
         Args:
             replicas: that may serve it.

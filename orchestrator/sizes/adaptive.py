@@ -193,7 +193,7 @@ class AdaptiveSize:
                 rounds, self._untold = min(self._untold, self._tell_every), 0
                 self._all.learn(size, self._began_ns, drafted, decided, self._sizes, rounds)
         if drafted is not None:
-            # A head knows nothing of the places behind plain rounds: its first draft is empty.
+            # A head knows nothing of the places after plain rounds: its first draft is empty.
             if asked == size and (before or drafted.token_ids):
                 self._all.learn_kept(size, self._chances, decided.num_accepted)
             self._acceptance.observe(drafted, decided)

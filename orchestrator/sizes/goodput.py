@@ -60,7 +60,7 @@ def _times(one: float, other: float) -> float:
 
 
 def expected_tokens(size: DraftSize, chances: Chances) -> float:
-    """Of a round: the kept ones, and the one behind them."""
+    """Of a round: the kept ones, and the one after them."""
     if not size.nodes:
         return 1.0 + sum(accumulate(chances.first[: size.gamma], _times))
     reached = [1.0]

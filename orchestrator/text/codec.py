@@ -81,7 +81,7 @@ class TextCodec:
             (encoding,) = self._tokenizer.encode_batch([prompt])
             marks = encoding.special_tokens_mask
             for (first, behind), mark in zip(encoding.offsets, marks, strict=True):
-                # Tokenizers may leave white space out, which belongs to the token behind it.
+                # Tokenizers may leave white space out, which belongs to the token after it.
                 found.append(None if mark else min(first, end))
                 end = max(end, behind)
             return found

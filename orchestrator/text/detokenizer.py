@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 # A character has at most four bytes; a few special tokens may stand between them.
 _LAST_TOKENS = 8
-# Tokens that the next one is decoded behind: some tokenizers treat a first token (its leading
+# Tokens that the next one is decoded after: some tokenizers treat a first token (its leading
 # space, for instance) in their own way.
 _CONTEXT = 6
 # Characters that an unknown word may have and still be a prompt's token.
@@ -57,7 +57,7 @@ class Vocabulary:
         return token_id in self._silent
 
     def is_text(self, token_id: int) -> bool:
-        """Whether the token is decoded as text, behind others."""
+        """Whether the token is decoded as text, after others."""
         return not (self._byte_level or token_id in self._fallback or token_id in self._silent)
 
     def bytes_of(self, token_id: int) -> bytes | None:
@@ -145,7 +145,7 @@ def _kinds(decoder: Any) -> Iterator[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte behind each character of a byte-level token, as GPT-2 chose them.
+    """The byte after each character of a byte-level token, as GPT-2 chose them.
 
     Printable bytes stand for themselves, the others for the characters from U+0100 on.
     """

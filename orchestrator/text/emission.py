@@ -16,7 +16,7 @@ _TOKENS_A_TURN = 500
 
 
 class Emission:
-    """Commits verdicts, each as one round, cut behind the token that ends the text.
+    """Commits verdicts, each as one round, cut after the token that ends the text.
 
     Attributes:
         finish_reason: why the text ended; None while it goes on.
@@ -57,7 +57,7 @@ class Emission:
         return self._stopping.max_new_tokens - self._received - self._counts.new_tokens
 
     async def resume(self, received: Sequence[int]) -> None:
-        """Begin behind tokens that the client has, with the text that they released. Other texts
+        """Begin after tokens that the client has, with the text that they released. Other texts
         have their turns meanwhile.
 
         Raises:
@@ -91,7 +91,7 @@ class Emission:
             gamma, nodes = tree.depth, len(drafted.token_ids)
             siblings = tree.ranks_to(decided.place)
             seen = tree.first_children(decided.place)
-            # Behind the first correction the drafted context was not emitted.
+            # After the first correction the drafted context was not emitted.
             overlaps = [decided.overlaps[child - 1] for child in seen]
             self._counts.draft_bytes += drafted.payload_bytes
             last = Origin.BONUS if tree.is_leaf(decided.place) else Origin.CORRECTION

@@ -2,7 +2,7 @@
 
 open both; emit the token that the target draws from its prefill
 until the text ends:
-    draft gamma tokens behind what was emitted
+    draft gamma tokens after what was emitted
     have the target decide how many to keep, and what follows them
     emit those, all at once
 """

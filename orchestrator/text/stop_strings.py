@@ -35,7 +35,7 @@ class TextStream:
 
         Args:
             token_id: of the next token of the text.
-            may_stop: whether a stop string may end the text yet. One that does begins behind the
+            may_stop: whether a stop string may end the text yet. One that does begins after the
                 tokens that may not.
         """
         if self._decoder is None:

@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 # With stop strings, at most about 30 ms of rounds are asked for ahead: enough to keep the target
-# busy, and little is computed behind the end. Any other end is known to the target, and a close
+# busy, and little is computed after the end. Any other end is known to the target, and a close
 # ends a run between two rounds.
 _AHEAD_NS = 30e6
 _LEAST_AHEAD = 2
@@ -178,7 +178,7 @@ class TargetWithFailover:
         try:
             drafted, decided = await self._target.next_round(self.round, self.length)
         except Unavailable as lost:
-            # Those behind it may have been decided, and their numbers with them.
+            # Those after it may have been decided, and their numbers with them.
             if not isinstance(lost, SequenceGivenBack):
                 self.round += self.ahead
             self.ahead = 0
@@ -259,7 +259,7 @@ class TargetWithFailover:
         self._target.cancel()
         self._given_back += isinstance(lost, SequenceGivenBack)
         self._target = await self._peers.next_target(lost)
-        # A text without room has no failure behind it, and may ask again and again.
+        # A text without room has no failure after it, and may ask again and again.
         waits = isinstance(lost, (Exhausted, SequenceGivenBack))
         log = _log.info if waits else _log.warning
         log("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)

@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
         min_p: drop tokens less likely than this share of the likeliest one.
         seed: with `gamma`, repeats a text.
         stop: texts before which it ends.
-        stop_token_ids: tokens behind which it ends.
+        stop_token_ids: tokens after which it ends.
         ignore_eos: go on past the model's end of text.
         gamma: tokens to draft a round; 0 decodes plainly.
         max_nodes: tokens to draft a round, where drafts are trees.

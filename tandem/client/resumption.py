@@ -18,7 +18,7 @@ class Resumption:
     Received tokens are never requested again: see `received_token_ids` in orchestrator.proto.
 
     Attributes:
-        asked: the request that goes on behind what was received.
+        asked: the request that goes on after what was received.
 
     Args:
         generation: what to generate. Without a seed each call has one of its own: to draw one here

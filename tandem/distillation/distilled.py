@@ -19,7 +19,7 @@ class Distilled:
     Attributes:
         steps: of the optimiser.
         seconds: of training.
-        best_step: behind which the drafter was best.
+        best_step: after which the drafter was best.
         first: figures of the drafter that the run began with, by kind of text; see `HeldOut`.
         best: of the best drafter.
         tokens_a_round: of the first and the best, by temperature; see `HeldOut.tokens_a_round`.

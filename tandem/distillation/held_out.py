@@ -159,7 +159,7 @@ class HeldOut:
     def _drafted(
         self, drafter: Any, before: Tensor, generator: torch.Generator | None, known: KnownTexts
     ) -> Tensor:
-        """Expected tokens [rows] of a round behind texts [rows, size]; None drafts greedily."""
+        """Expected tokens [rows] of a round after texts [rows, size]; None drafts greedily."""
         rows, size = before.shape
         device = drafter.device
         room = torch.zeros(rows, GAMMA, dtype=torch.int64)

@@ -78,7 +78,7 @@ def distill(
         threads: of the CPU; 0 takes PyTorch's default, one a core.
         client: of a target that is served; None makes one of its address.
         say: called with what a person should know.
-        progress: called behind each step.
+        progress: called after each step.
         clock: of the training, in seconds.
 
     Raises:
@@ -192,7 +192,7 @@ class _Run:
         training.load()
         about = training.about
         if training.step:
-            self._say(f"it goes on behind step {training.step}")
+            self._say(f"it goes on after step {training.step}")
         if not about:
             about.update(first=self._measured(), best=None, best_step=0, history=[])
             about["first_round"] = self._tokens_a_round()

@@ -44,7 +44,7 @@ def continue_rows(
     generator: torch.Generator | None,
     told: Callable[[int, Tensor], None] = lambda place, logits: None,
 ) -> Tensor:
-    """Fill rows behind what is known of them, one position of all rows a pass.
+    """Fill rows after what is known of them, one position of all rows a pass.
 
     Args:
         model: of transformers.
@@ -122,7 +122,7 @@ class Teacher(ABC):
 
     @abstractmethod
     def rows(self, tokens: Tensor, last: int = 0, known: KnownTexts | None = None) -> TargetRows:
-        """What it says behind each token but the last.
+        """What it says after each token but the last.
 
         Args:
             tokens: [rows, time + 1] of int64.
@@ -139,7 +139,7 @@ class Teacher(ABC):
         self, tokens: Tensor, known: Tensor, vocabulary: int, seed: int
     ) -> tuple[Tensor, TargetRows]:
         """Texts filled with its samples at temperature 1 (see `continue_rows`), and what it said
-        while it wrote: its likeliest tokens behind each token but the last."""
+        while it wrote: its likeliest tokens after each token but the last."""
 
 
 class LocalTeacher(Teacher):

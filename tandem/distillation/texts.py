@@ -118,7 +118,7 @@ def split(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
 
 
 def stream_of(records: Sequence[Record]) -> TokenIds:
-    """All texts behind each other."""
+    """All texts after each other."""
     return np.concatenate([record.token_ids for record in records])
 
 
@@ -167,7 +167,7 @@ def beginnings(
     """Prompts to continue: a record's own, or some tokens of any text. At most half of a row.
 
     Returns:
-        Rows [rows, length + 1], zero behind their prompts, and the prompts' lengths [rows].
+        Rows [rows, length + 1], zero after their prompts, and the prompts' lengths [rows].
     """
     tokens = np.zeros((rows, length + 1), np.int64)
     known = np.zeros(rows, np.int64)

@@ -41,7 +41,7 @@ class DraftSequence:
         threshold: below which a drafted token ends a draft, where the method has one.
         salt: of the texts with which it shares its computed prefix; None shares nothing.
         assumed: last ones of `token_ids` that are not emitted yet, where another method drafted
-            them and this one goes on behind them.
+            them and this one goes on after them.
         within: the sequence of the whole that its method is a part of.
         part: its method's number in the recipe, which keys random numbers: 1 is the whole, whose
             parts follow in the order in which they are opened, each before its own parts.
@@ -106,7 +106,7 @@ class Traits:
 
     Attributes:
         shape: of its drafts.
-        pure: promises two things of every draft, which docs/recipes.md shows by examples: behind
+        pure: promises two things of every draft, which docs/recipes.md shows by examples: after
             the same tokens stands the same row, wherever the round began; and the draft has all
             the tokens that it was asked for. A rule that `needs_every_draft` relies on both. The
             tests hold a method to it (docs/testing.md).
@@ -151,7 +151,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
-        """Draft behind what was emitted; see docs/recipes.md for what a draft may be.
+        """Draft after what was emitted; see docs/recipes.md for what a draft may be.
 
         The draft depends on nothing but the sequence, its seed, the round and the size asked for. A
         chain has at most min(gamma, budget) tokens: exactly as many where the method is `pure`,
@@ -178,7 +178,7 @@ def go_on(
     size: DraftSize,
     feedback: Sequence[Feedback] = (),
 ) -> Steps[Draft]:
-    """Have a drafter observe what was emitted since the last draft, then draft behind it.
+    """Have a drafter observe what was emitted since the last draft, then draft after it.
 
     Args:
         drafter: of the sequence.

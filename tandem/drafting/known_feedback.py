@@ -14,7 +14,7 @@ class KnownFeedback:
     taken; and the predictions of the last round.
 
     Attributes:
-        end: the position behind the run's last one; 0 before the first.
+        end: the position after the run's last one; 0 before the first.
         predicted: of the newest round, where the drafter wants any and was told; else None. Of a
             round without a draft, of place 0 alone.
     """
@@ -31,7 +31,7 @@ class KnownFeedback:
                 self.add(feedback)
 
     def add(self, told: Feedback) -> None:
-        """Go on with a run, or begin a new one behind a gap. Positions that are known stay.
+        """Go on with a run, or begin a new one after a gap. Positions that are known stay.
 
         Args:
             told: states of positions that follow each other.

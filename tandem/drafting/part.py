@@ -8,7 +8,7 @@ from tandem.drafting.drafter import Drafter, DraftSequence
 class PartDrafter(Drafter):
     """A drafter that takes back what it observed before it was emitted.
 
-    The method that it is a part of has it go on behind what another part drafted.
+    The method that it is a part of has it go on after what another part drafted.
     """
 
     def rewind(self, sequence: DraftSequence, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a draft ends before its greatest depth: behind a token that the drafter found unlikely.
+"""Where a draft ends before its greatest depth: after a token that the drafter found unlikely.
 
 The unlikely token itself is sent: it was drawn, and what is drawn is never withdrawn.
 """
@@ -21,7 +21,7 @@ class Stop(NamedTuple):
     """When a draft ends early.
 
     Attributes:
-        rule: "fixed" never; "confidence" behind a token whose probability in the drafter's row is
+        rule: "fixed" never; "confidence" after a token whose probability in the drafter's row is
             below the threshold; "adaptive" likewise, with a threshold that each text learns.
         threshold: in [0, 1]; the first one of "adaptive".
     """

@@ -188,7 +188,7 @@ class Admission:
             ) from None
         finally:
             self._waiting.pop(sequence, None)
-            # Those behind a large one that gave up may fit.
+            # Those after a large one that gave up may fit.
             self.admit_waiting()
         return least < capacity
 

@@ -26,7 +26,7 @@ class ReviewAnswer:
 
     Attributes:
         kept: tokens of the draft that are kept.
-        token_ids: these, and the one that the reviewer drew behind them, if there was a row for it.
+        token_ids: these, and the one that the reviewer drew after them, if there was a row for it.
         rows: the reviewer's row of each: ids (uint32) and weights (uint16), none of them 0.
     """
 
@@ -41,7 +41,7 @@ class DrawnTree:
 
     Attributes:
         draft: of the draws that found a token. Where earlier siblings used up a row, nothing was
-            drawn, nor behind that.
+            drawn, nor after that.
         draws: which of the draws each node is.
     """
 
@@ -148,7 +148,7 @@ class Decision:
         overlaps: Σ min(p, q) of each node.
         carry: the rule's state, on the device.
         levels: the same as it travels.
-        dead_end: no token may come behind the place; `next_token` is none of the text's.
+        dead_end: no token may come after the place; `next_token` is none of the text's.
         log_probs: of each emitted token; none where they are not wanted.
         feedback: states of the prompt's end, of place 0 and of the kept path, and predictions;
             None where nothing is wanted.
@@ -171,6 +171,6 @@ class Decision:
 
     @property
     def emitted(self) -> list[int]:
-        """The kept path, and the token behind it."""
+        """The kept path, and the token after it."""
         tokens = self.draft.emitted(self.place, self.next_token)
         return tokens[:-1] if self.dead_end else tokens

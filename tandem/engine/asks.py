@@ -89,7 +89,7 @@ class Truncation:
 
 @dataclass(slots=True, eq=False)
 class Draw:
-    """Compute the feed's tokens and draw behind each of its rows, shaped by the request's sampling,
+    """Compute the feed's tokens and draw after each of its rows, shaped by the request's sampling,
     truncated and rounded; the answer is a list of `DrawnToken`, row by row. Where more are to
     `follow`, the answer may have several tokens of the chain, each drawn from the row of the one
     before; all but the last one are in the cache.
@@ -104,7 +104,7 @@ class Draw:
         round: keys the numbers.
         node: keys the first number; the next draw has the next one. Less than `nodes`.
         nodes: that the round may draw.
-        counts: draws of each group: those behind one place; (1,) for a single one.
+        counts: draws of each group: those after one place; (1,) for a single one.
         rows: the feed's row that each group is drawn from; None for one group a row, in order.
             Groups of one row are drawn apart, and share the row when they are sent.
         shaped: what applies to the row of each group; None for nothing.
@@ -113,7 +113,7 @@ class Draw:
         earlier: where distinct, draws that others made at the first group's place, without which
             its own are drawn too.
         confident: the model's own probabilities of greedy tokens are wanted; see `ReadTokens`.
-        follow: tokens that will be drawn behind this one, in a line, whatever it is; for one draw
+        follow: tokens that will be drawn after this one, in a line, whatever it is; for one draw
             from one row that nothing shapes.
     """
 
@@ -141,9 +141,9 @@ class DrawTogether:
 
     Attributes:
         scorer: of them all.
-        feed: the tokens of their feeds, one behind the other, on branches of one cache; all rows
+        feed: the tokens of their feeds, one after the other, on branches of one cache; all rows
             are wanted.
-        draws: their feeds say which of their own last rows they draw behind.
+        draws: their feeds say which of their own last rows they draw after.
     """
 
     scorer: Scorer
@@ -171,7 +171,7 @@ class Decide:
         rule: that decides, and takes such drafts.
         draft: may be empty; or a chain that is on the device, where `scored` is.
         scored: a row for the last emitted token, and one for each drafted one that is no twin.
-            Those of probes are behind them in the pass, and not counted.
+            Those of probes are after them in the pass, and not counted.
         sampling: of the request.
         carry: the rule's state.
         numbers: of the request.
@@ -315,7 +315,7 @@ class ToHostTogether:
 class Report:
     """Hand a result to the task that awaits the job, and go on; there is no answer.
 
-    What comes behind it is a step of its own: its times are counted from here.
+    What comes after it is a step of its own: its times are counted from here.
 
     Attributes:
         result: for the task that awaits the job.

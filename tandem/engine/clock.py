@@ -20,7 +20,7 @@ class Clock(Protocol):
 
         Args:
             stamps: at least one.
-            ended_ns: when a result behind the last one was there, by the same clock; 0 where none
+            ended_ns: when a result after the last one was there, by the same clock; 0 where none
                 was waited for.
         """
 

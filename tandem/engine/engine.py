@@ -190,7 +190,7 @@ class Engine:
         """Run steps of an open sequence whenever no other job waits for a step.
 
         Args:
-            sequence: whose they are. Its next job comes behind their end.
+            sequence: whose they are. Its next job comes after their end.
             steps: see `run`; what they fail with is logged.
             request_id: for the log.
 

@@ -172,7 +172,7 @@ class Job(Generic[T]):
     def end(self, error: BaseException) -> None:
         """Mark a failure; the waiter wakes when the step is measured. Engine thread.
 
-        An error counts even behind an end: the rest of the step may have failed.
+        An error counts even after an end: the rest of the step may have failed.
         """
         self.ask, self._over, self._error = None, True, self._error or error
 

@@ -272,7 +272,7 @@ class _Drawing:
         ask: what is drawn.
         row: its first one of the pass.
         answer: the tokens, once they are drawn.
-        follows: whether a chain may go on behind them without the host.
+        follows: whether a chain may go on after them without the host.
     """
 
     job: Job[Any]

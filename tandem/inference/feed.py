@@ -63,7 +63,7 @@ class Resumed:
 
     Attributes:
         exit: number of the layers that are computed.
-        states: hidden states [n, width] behind these, of a feed's first tokens, in parts.
+        states: hidden states [n, width] after these, of a feed's first tokens, in parts.
     """
 
     exit: int
@@ -86,7 +86,7 @@ class Resumed:
 
 
 class Choice(Protocol):
-    """Looks at the keys of a text in a pass over the tokens behind it."""
+    """Looks at the keys of a text in a pass over the tokens after it."""
 
     def see(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> None:
         """Called by each attention.
@@ -105,8 +105,8 @@ class TokenInFlight:
 
     Attributes:
         token_id: of it.
-        through: groups that it has gone through. Behind all of them, its row is the model's.
-        states: [width] behind these; None before the first.
+        through: groups that it has gone through. After all of them, its row is the model's.
+        states: [width] after these; None before the first.
     """
 
     token_id: int
@@ -126,7 +126,7 @@ class Feed:
         cache: grows by the tokens.
         token_ids: at least one; drawn ones are on the device only.
         rows: number of last tokens whose logits are wanted; may be 0. For a head with several rows
-            behind its newest token, how many of these.
+            after its newest token, how many of these.
         states: number of last tokens whose hidden states are wanted, of the layers that the scorer
             was loaded for.
         features: for a head, hidden states of its target [*, layers, width], bfloat16 as int16, in

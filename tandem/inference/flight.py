@@ -1,7 +1,7 @@
 """Tokens of a text in flight: each has gone through some of the groups of a model's layers.
 
 Predictive pipelined decoding (PPD, Yang et al., arXiv 2307.05908) has two groups, the layers up to
-an exit and those behind it. SPEED (Hooper et al., arXiv 2310.12072) has one group of layers, which
+an exit and those after it. SPEED (Hooper et al., arXiv 2310.12072) has one group of layers, which
 a token goes through several times.
 """
 
@@ -41,21 +41,21 @@ class Flight:
         return cls([TokenInFlight(last_token)])
 
     def feed(self, cache: SequenceCache, exit_: int) -> Feed:
-        """Each token through its next group. Rows are wanted behind `exit_` groups and more: those
+        """Each token through its next group. Rows are wanted after `exit_` groups and more: those
         of the first tokens, since the later ones have gone through no more groups."""
         token_ids = [one.token_id for one in self.tokens]
         rows = sum(one.through + 1 >= exit_ for one in self.tokens)
         return Feed(cache, token_ids, rows, self.parents, flight=self.tokens)
 
     def guess(self, token_ids: Sequence[int]) -> None:
-        """Add guesses of the token behind the last one; the tokens so far are in a line."""
+        """Add guesses of the token after the last one; the tokens so far are in a line."""
         behind = len(self.tokens)
         assert self.parents == list(range(behind))
         self.tokens += map(TokenInFlight, token_ids)
         self.parents += [behind] * len(token_ids)
 
     def go_on(self, cache: SequenceCache, token_id: int) -> list[int]:
-        """The first token is computed whole, and another one was emitted behind it.
+        """The first token is computed whole, and another one was emitted after it.
 
         Args:
             cache: its trunk grows by the first token.

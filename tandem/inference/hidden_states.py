@@ -15,7 +15,7 @@ from tandem.errors import StartupError
 from tandem.speculation.feedback import MOST_LAYERS
 
 # 0 is what the first layer reads (the embedding), i the output of layer i, and the number of layers
-# plus one what the head reads, behind the final norm.
+# plus one what the head reads, after the final norm.
 Layers = tuple[int, ...]
 NONE, LAST = "none", "last"
 
@@ -38,7 +38,7 @@ def layers_from(text: str, model: PreTrainedModel) -> Layers:
     if max(layers) > count + 1 or (count + 1 in layers and LAST not in names):
         raise StartupError(
             f"the model has no layer {max(layers)}: its layers are 0 (the embedding), 1 to {count},"
-            f" and {LAST!r} (behind the final norm)"
+            f" and {LAST!r} (after the final norm)"
         )
     if len(set(layers)) < len(layers) or len(layers) > MOST_LAYERS:
         raise StartupError(f"name at most {MOST_LAYERS} layers, each once, got {text!r}")

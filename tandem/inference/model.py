@@ -139,7 +139,7 @@ class Model(ABC):
         return False
 
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
-        """Draw a token behind each feed, then one behind that, and so on, as far as this can be
+        """Draw a token after each feed, then one after that, and so on, as far as this can be
         done without the host between them. Most models cannot.
 
         Args:
@@ -182,4 +182,4 @@ class Model(ABC):
         """Look for a faster pass. Slow; once, from any thread. Most models have only one."""
 
     def close(self) -> None:  # noqa: B027
-        """End what it has outside of this process, behind its last pass. Most have nothing."""
+        """End what it has outside of this process, after its last pass. Most have nothing."""

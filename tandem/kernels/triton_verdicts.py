@@ -144,7 +144,7 @@ def judge(
     K: tl.constexpr,
     JOINT: tl.constexpr,
 ):
-    """Decide a text's draft, and write what the token behind it is drawn from."""
+    """Decide a text's draft, and write what the token after it is drawn from."""
     text, k = tl.program_id(0), tl.arange(0, K)
     own = asked + text * asked_width
     first = tl.load(own + FIRST).to(tl.int32)
@@ -258,7 +258,7 @@ def follow(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Draw the token behind a text's place, by inverse CDF over the ids; none of weight 0."""
+    """Draw the token after a text's place, by inverse CDF over the ids; none of weight 0."""
     text, lanes, parts = tl.program_id(0), tl.arange(0, LANES), tl.arange(0, PARTS)
     own, out = asked + text * asked_width, numbers + text * (3 + most)
     at = tl.load(own + FIRST).to(tl.int32) + tl.load(out).to(tl.int32)

@@ -1,4 +1,4 @@
-"""How much a trainer may work: some seconds of each minute, and behind everything else."""
+"""How much a trainer may work: some seconds of each minute, and after everything else."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _COUNTED = 1 << 16
 
 class Holdout:
     """One text of eight, by a hash of its first tokens: later turns of a chat are on the side of
-    the first one. Where many texts begin alike, as behind a system prompt, more tokens are read."""
+    the first one. Where many texts begin alike, as after a system prompt, more tokens are read."""
 
     def __init__(self) -> None:
         self._texts = 0

@@ -25,7 +25,7 @@ class KeptText:
 
     Attributes:
         token_ids: [n] uint32, prompt and emitted tokens.
-        places: [m] int32, ascending: the token behind which each row stands; below n - 1.
+        places: [m] int32, ascending: the token after which each row stands; below n - 1.
         ids: [m, TOP] uint32, the likeliest tokens.
         weights: [m, TOP] uint16, theirs relative to the likeliest; 0 where a row has fewer.
         rejected: [m] bool, where a drafted token was not kept.
@@ -58,7 +58,7 @@ class KeptStates:
 
     Attributes:
         bytes: of the states of a place; 0 for a drafter that reads none.
-        depths: rows behind a state that are learnt from it.
+        depths: rows after a state that are learnt from it.
     """
 
     bytes: int = 0
@@ -74,7 +74,7 @@ NO_STATES = KeptStates()
 
 
 class _HeardRow(NamedTuple):
-    """A row behind the token at a place; whether a drafted token was not kept there; the state."""
+    """A row after the token at a place; whether a drafted token was not kept there; the state."""
 
     place: int
     row: Row

@@ -101,7 +101,7 @@ class Windows:
     """Parts of texts with the target's rows.
 
     Attributes:
-        tokens: [rows, time + 1] int64, zero behind a text's end.
+        tokens: [rows, time + 1] int64, zero after a text's end.
         at: [m, 2] of int64: row and place of each of the target's rows.
         told: [m] the target's rows.
         following: [m] int64, the token that came.
@@ -341,7 +341,7 @@ class Learner(WeightsInTraining):
 
 
 def _log_rows(model: Any, tokens: Tensor) -> Tensor:
-    """[rows, time, V] logarithms behind each token but the last."""
+    """[rows, time, V] logarithms after each token but the last."""
     rows: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits.log_softmax(-1)
     return rows
 

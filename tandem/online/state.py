@@ -27,7 +27,7 @@ class Learnt:
     Attributes:
         of: weights fingerprint of the checkpoint; empty before it is known.
         version: of the weights that are served; 0 for those of the checkpoint.
-        weights: name of their file; empty for those of the checkpoint, also behind a reset.
+        weights: name of their file; empty for those of the checkpoint, also after a reset.
         frozen: whether learning is stopped.
         updates: how often new weights were taken.
     """

@@ -19,7 +19,7 @@ from tandem.online.replay import Replay, ReplayFile
 
 # Texts to measure on, at least.
 _FEWEST_HELD_OUT = 8
-# Steps between two measurements, and measurements without a gain behind which it begins again.
+# Steps between two measurements, and measurements without a gain after which it begins again.
 _MEASURE_EVERY, _PATIENCE = 25, 8
 # What new weights must gain to be worth a change: more than chance, and this much of α.
 _LEAST_GAIN, _ERRORS = 0.003, 2.0
@@ -86,7 +86,7 @@ class OnlineTraining:
         replay: of the traffic.
         folder: for weights that are offered.
         tell: is called with each measurement, and with an offer; see `tandem.online.__main__`.
-        rest: is called behind each step.
+        rest: is called after each step.
         idle: is called where there is nothing to do.
         seed: of the batches.
     """

@@ -200,7 +200,7 @@ _PAIRS = 1 << 22
 
 
 def bigrams_of(ids: npt.NDArray[Any], vocab_size: int) -> npt.NDArray[np.uint32]:
-    """[vocab_size] the most frequent token behind each; `vocab_size` where nothing follows."""
+    """[vocab_size] the most frequent token after each; `vocab_size` where nothing follows."""
     pairs, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for first in range(0, len(ids) - 1, _PAIRS):
         part = ids[first : first + _PAIRS + 1].astype(np.int64)

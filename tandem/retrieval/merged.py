@@ -11,7 +11,7 @@ from tandem.retrieval.store import Continuations
 
 @dataclass(eq=False)
 class MergedTree:
-    """A tree of a number of nodes at most; place 0 is its root, place i + 1 is behind node i.
+    """A tree of a number of nodes at most; place 0 is its root, place i + 1 is after node i.
 
     Attributes:
         most: nodes that it may have.

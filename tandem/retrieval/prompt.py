@@ -1,5 +1,5 @@
 """A text as a store of its own: prompt lookup (Saxena 2023), and Max-Gram where bigrams stand
-behind it (Chen et al., arXiv 2312.11462, section 3.2)."""
+after it (Chen et al., arXiv 2312.11462, section 3.2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PromptStore:
         """See `TextStore`; of one match the latest places are taken."""
         searched = np.frombuffer(array("q", text[-self._window :]), np.int64)
         matches: list[npt.NDArray[np.int64]] = []
-        # Places behind an earlier token that is the text's last one; then behind longer matches.
+        # Places after an earlier token that is the text's last one; then after longer matches.
         ends = np.flatnonzero(searched[:-1] == searched[-1]) + 1
         for length in range(2, self._longest + 2):
             if not len(ends):

@@ -1,4 +1,4 @@
-"""What every store answers: how texts went on behind the last tokens of a text."""
+"""What every store answers: how texts went on after the last tokens of a text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 # a look-up has to take less than a drafter's pass.
 MOST_OCCURRENCES = 64
 
-# [occurrences, depth] token ids, -1 behind a continuation's end.
+# [occurrences, depth] token ids, -1 after a continuation's end.
 Continuations = npt.NDArray[np.int64]
 
 

@@ -209,7 +209,7 @@ class Listener(NamedTuple):
         wanted: by its drafter.
         round: of the step that brings it.
         last_draft: round of its last draft, and that draft's candidates and probes together.
-        length: of the text behind the step's new tokens.
+        length: of the text after the step's new tokens.
         vocab_size: of the target.
     """
 

@@ -112,7 +112,7 @@ def _decoder(
     settings: ModelSettings,
     beside: Model | None,
 ) -> Model:
-    """A small decoder; measured. Behind a window its KV cache holds a window of each sequence."""
+    """A small decoder; measured. After a window its KV cache holds a window of each sequence."""
     if keys is None:
         return load_decoder(source, options, settings, beside)
     each = window_of(keys)

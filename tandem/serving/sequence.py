@@ -19,7 +19,7 @@ from tandem.shaping.text import ShapedText, shaped_text
 from tandem.speculation.request.shaping import Shaping
 from tandem.telemetry.logs import bind_request
 
-# Tokens that a sequence can hold behind its prompt before it has to grow, where it begins with less
+# Tokens that a sequence can hold after its prompt before it has to grow, where it begins with less
 # room than it may need.
 _BEGINS_WITH = 64
 

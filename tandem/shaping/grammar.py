@@ -80,9 +80,7 @@ class Grammars:
             raise _refusal(matcher.get_error())
         state = GrammarState(matcher, self._ends, tokenizer)
         if not state.goes_back():
-            raise _refusal(
-                "it cannot go back behind drafted tokens (max_tokens= and stop= of Lark)"
-            )
+            raise _refusal("it cannot go back after drafted tokens (max_tokens= and stop= of Lark)")
         return state
 
     def check(self, grammar: Grammar, received_ids: Sequence[int] = ()) -> None:
@@ -168,7 +166,7 @@ class GrammarState:
         return self._matcher.rollback(1)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Go on behind emitted tokens.
+        """Go on after emitted tokens.
 
         Raises:
             InvalidRequest: one of them may not come there.
@@ -182,14 +180,14 @@ class GrammarState:
                 )
 
     def _take(self, token_id: int) -> bool:
-        """Go on behind a token for good; whether it may come."""
+        """Go on after a token for good; whether it may come."""
         if token_id in self._ends and self._matcher.is_accepting():
             self._over = True
             return True
         return bool(self._matcher.try_consume_tokens([token_id]))
 
     def allow(self, path: Sequence[int], bits: Bits) -> None:
-        """Set the bits of the tokens that may come behind drafted ones: all of them where a drafted
+        """Set the bits of the tokens that may come after drafted ones: all of them where a drafted
         one may not come itself, since then no text comes so far; none where the text is over, or
         takes more than llguidance's bounds allow.
 
@@ -202,7 +200,7 @@ class GrammarState:
             bits[:] = 0
         elif not possible:
             bits[:] = _ALL
-        elif len(path) > len(self._ahead):  # behind an end
+        elif len(path) > len(self._ahead):  # after an end
             bits[:] = 0
         else:
             mask = self._masked()[0]
@@ -224,7 +222,7 @@ class GrammarState:
         return self._mask
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Move the matcher behind a path, up to its first end; whether all of it may come."""
+        """Move the matcher after a path, up to its first end; whether all of it may come."""
         common = 0
         for ours, theirs in zip(self._ahead, path, strict=False):
             if ours != theirs:
@@ -235,7 +233,7 @@ class GrammarState:
             del self._ahead[common:]
         for place, token_id in enumerate(path[common:], common + 1):
             if token_id in self._ends and self._matcher.is_accepting():
-                return place == len(path)  # nothing comes behind an end
+                return place == len(path)  # nothing comes after an end
             if not self._matcher.try_consume_tokens([token_id]):
                 return False
             self._ahead.append(token_id)

@@ -100,7 +100,7 @@ class _Entries:
     def behind(
         self, paths: Sequence[Sequence[int]]
     ) -> tuple[Ints, Ints, Floats, npt.NDArray[np.bool_], Floats]:
-        """Rows, ids, bias, seen and counts of all entries behind each path, which leave no trace.
+        """Rows, ids, bias, seen and counts of all entries after each path, which leave no trace.
         New tokens of a path have an entry in its row alone."""
         size = len(self.index)
         rows = np.repeat(np.arange(len(paths)), size)
@@ -162,7 +162,7 @@ class ShapedText:
                 self._words.setdefault(word[-2], []).append(word)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Go on behind emitted tokens."""
+        """Go on after emitted tokens."""
         self._generated += len(token_ids)
         self._tail = [*self._tail, *token_ids][-MOST_BAD_WORD:]
         if self._shaping.penalises:
@@ -203,7 +203,7 @@ class ShapedText:
         return bits
 
     def _forbidden(self, path: Sequence[int]) -> list[int]:
-        """Ids that may not come behind a path, whatever the grammar."""
+        """Ids that may not come after a path, whatever the grammar."""
         found = list(self._never)
         if self._generated + len(path) < self._shaping.min_tokens:
             found += self._shaping.end_token_ids
@@ -222,7 +222,7 @@ def shaped_text(
     emitted: Sequence[int],
     grammars: Grammars,
 ) -> ShapedText | None:
-    """A text's state behind what was emitted; None for a text that nothing shapes.
+    """A text's state after what was emitted; None for a text that nothing shapes.
 
     Raises:
         InvalidRequest: see `Grammars.state`.

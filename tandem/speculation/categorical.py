@@ -150,7 +150,7 @@ def _of_long(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
     bound = np.partition(dealt.max(0), -count)[-count]
     ids = np.flatnonzero(row > bound)
     if len(ids) < count:
-        # The first of equal ones are mostly found at once: zeros, behind what top-p keeps.
+        # The first of equal ones are mostly found at once: zeros, after what top-p keeps.
         equal = np.flatnonzero(row[:lanes] == bound)[:count]
         if len(ids) + len(equal) < count:
             equal = np.flatnonzero(row == bound)[:count]

@@ -261,7 +261,7 @@ class Draft:
         for node, (token_id, place, row) in enumerate(nodes):
             if place in twins:
                 return (
-                    f"draft.parents[{node}] = {place} is behind a repeated sibling, whose children"
+                    f"draft.parents[{node}] = {place} is after a repeated sibling, whose children"
                     " belong to the first one"
                 )
             if named.setdefault(row, token_id) != token_id and not self.sizes[row]:

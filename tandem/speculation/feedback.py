@@ -138,7 +138,7 @@ class Feedback:
         states: [positions, layers, width], bfloat16 as int16: an array, or a tensor on the device
             where the target drafts by itself; None where none are wanted.
         predicted: by place of the round's draft, ascending, see `Draft`; the places of probes are
-            behind those of candidates. Rows of one token where no more are wanted. None where no
+            after those of candidates. Rows of one token where no more are wanted. None where no
             predictions are wanted, or they are of no use.
     """
 
@@ -154,7 +154,7 @@ class Feedback:
 
     @property
     def lasting(self) -> Feedback:
-        """What is of use behind the next round too."""
+        """What is of use after the next round too."""
         return self if self.predicted is None else replace(self, predicted=None)
 
 
@@ -183,7 +183,7 @@ class FeedbackGiven(NamedTuple):
         probe_tokens: its extra embeddings.
         max_nodes: candidates and probes of a draft together; 0 for chains alone, without probes.
         message_bytes: that states of a prompt may take; None where they are not sent.
-        last: number of the layer behind the final norm; None where that is not known.
+        last: number of the layer after the final norm; None where that is not known.
     """
 
     name: str
@@ -197,7 +197,7 @@ class FeedbackGiven(NamedTuple):
 
 
 def misfit(wanted: FeedbackWanted, given: FeedbackGiven) -> str:
-    """Why a drafter does not go with a target, as a sentence behind the drafter's name; empty where
+    """Why a drafter does not go with a target, as a sentence after the drafter's name; empty where
     it does."""
     name = given.name
     if wanted.made_for not in ("", given.weights_fingerprint):

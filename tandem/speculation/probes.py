@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What a drafter wants to see predictions behind, see `Probes` in common.proto.
+    """What a drafter wants to see predictions after, see `Probes` in common.proto.
 
     Attributes:
         token_ids: in the order in which they are computed; from the target's vocabulary size on,
             extra embeddings.
-        parents: the place that each hangs at: of a draft's N candidates, or N + 1 + j behind probe
+        parents: the place that each hangs at: of a draft's N candidates, or N + 1 + j after probe
             j.
     """
 
@@ -46,13 +46,13 @@ class Probes:
                 return f"draft.probes.parents[{probe}] = {parent} does not come before its probe"
             if 0 < parent <= len(homes) and homes[parent - 1] != parent:
                 return (
-                    f"draft.probes.parents[{probe}] = {parent} is behind a repeated sibling, which"
+                    f"draft.probes.parents[{probe}] = {parent} is after a repeated sibling, which"
                     " is not computed"
                 )
         return ""
 
     def behind(self, place: int, candidates: int) -> list[int]:
-        """The places of the probes behind a candidate's place, without another candidate between.
+        """The places of the probes after a candidate's place, without another candidate between.
 
         Args:
             place: the candidate's.

@@ -79,7 +79,7 @@ class RandomNumbers:
 
     Attributes:
         used: numbers of a round that are not handed out (again): a drafter that is asked several
-            times in a round begins behind them.
+            times in a round begins after them.
 
     Args:
         seed: of the request, 64 bits.

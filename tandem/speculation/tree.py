@@ -35,7 +35,7 @@ class DraftSize:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Where the nodes of a draft hang. Place 0 is the root, place i + 1 is behind node i.
+    """Where the nodes of a draft hang. Place 0 is the root, place i + 1 is after node i.
 
     Attributes:
         parents: the place that each node hangs at, which is before its own; a range where they are

@@ -55,7 +55,7 @@ Stub = Any
 class Deaths:
     """Kills one answer of each text: its opening's, its first round's or its second's.
 
-    What was computed for it, and all that a run computes behind it, is lost with it, as where a
+    What was computed for it, and all that a run computes after it, is lost with it, as where a
     process dies before it has answered.
 
     Attributes:
@@ -144,7 +144,7 @@ async def plain(stub: Stub, asked: pb.Generation) -> list[int]:
 
 
 async def resumed(stub: Stub, asked: pb.Generation) -> list[int]:
-    """Broken off behind the first round, or the second, and gone on with."""
+    """Broken off after the first round, or the second, and gone on with."""
     call = stub.Generate(pb.GenerateRequest(generation=asked), timeout=HANG_SECONDS)
     rounds = 1 + asked.sampling.seed % 2
     async for reply in call:
@@ -216,7 +216,7 @@ async def test_the_law_holds_where_each_text_loses_one(
 
 
 @pytest.mark.campaign(
-    "the law if each text is resumed behind its first or second round",
+    "the law if each text is resumed after its first or second round",
     "texts that lose their target under block, whose successor opens them as these are opened (this"
     " file); greedy texts that are resumed (test_resume.py)",
 )

@@ -35,7 +35,7 @@ def text_of(rounds: list[pb.Round]) -> str:
 def killed_midway(
     front: Front, wanted: pb.Generation, *, elsewhere: bool, after: int
 ) -> tuple[list[pb.Round], pb.Summary, list[str]]:
-    """A text whose orchestrator is killed behind a round; it comes back, or another is there."""
+    """A text whose orchestrator is killed after a round; it comes back, or another is there."""
     first = front.addresses[0]
     rounds: list[pb.Round] = []
     notes: list[str] = []

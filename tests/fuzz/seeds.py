@@ -59,7 +59,7 @@ TREES = (
 DEEPEST = common_pb2.Draft(
     token_ids=[2, 0, 1, 2, 3, 4, 0, 1, 2], parents=[0, 0, 2, 3, 4, 5, 6, 7, 8]
 )
-# An extra embedding behind a candidate; one behind another; all behind nothing drafted.
+# An extra embedding after a candidate; one after another; all after nothing drafted.
 PROBED = (
     common_pb2.Draft(token_ids=[0, 1], probes=common_pb2.Probes(token_ids=[3, 2], parents=[2, 3])),
     common_pb2.Draft(

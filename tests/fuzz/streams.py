@@ -33,7 +33,7 @@ LONGEST = len(seeds.PROMPT) + seeds.MAX_NEW_TOKENS
 
 # In one walk, for want of a place: each takes the second that a sequence waits for one.
 _MOST_REFUSED = 3
-# None comes behind it: a mutant may have gone there at once.
+# None comes after it: a mutant may have gone there at once.
 _LAST_ROUND = 2**64 - 1
 
 

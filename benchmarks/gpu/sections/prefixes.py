@@ -31,7 +31,7 @@ def measure(run: Run, until: Deadline) -> None:
 
 def _turns(run: Run, of: Measured, history: int) -> None:
     text = pair.tokens(history + _ADDED, run.shapes)
-    line = f"{of.name}, {_ADDED} tokens behind {history}"
+    line = f"{of.name}, {_ADDED} tokens after {history}"
 
     def turn(cache: SequenceCache, salt: str | None) -> None:
         first, chunk = cache.adopt(text, salt), of.limits.chunk_alone

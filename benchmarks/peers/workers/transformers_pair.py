@@ -24,7 +24,7 @@ from benchmarks.peers.protocol import Generate, Load, serve
 from tandem.tools.load.timeline import Timeline
 
 _PAD = 0
-# Of compiled passes, which have one shape: a prompt's tokens, and those behind it.
+# Of compiled passes, which have one shape: a prompt's tokens, and those after it.
 _COMPILED_PROMPT, _COMPILED_TOKENS = 32, 128
 # Texts per draft length and dtype by which the target's dtype is chosen.
 _TRIALS = 5

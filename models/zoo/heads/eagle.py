@@ -56,7 +56,7 @@ class EagleLayer(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
-        """See `Training`: guesses of the features 1, 2, ... positions behind each root.
+        """See `Training`: guesses of the features 1, 2, ... positions after each root.
 
         At root i stand true pairs up to (feature i, token i + 1), then guessed ones. The last
         positions are no roots.

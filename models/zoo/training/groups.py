@@ -1,6 +1,6 @@
 """Groups of rows that hang at places of a text, as probes do: what look-ahead methods train.
 
-A group is a chain behind its place: each row sees the text up to the place, the rows of its own
+A group is a chain after its place: each row sees the text up to the place, the rows of its own
 group before it, and itself. Rows of several groups never see each other.
 """
 
@@ -97,7 +97,7 @@ def _joined(mixed: Tensor, batch: int) -> Tensor:
 
 
 def following(rows: Tensor, anchors: Tensor, count: int) -> Tensor:
-    """What stands at the `count` places behind each anchor [batch, places, count, ...].
+    """What stands at the `count` places after each anchor [batch, places, count, ...].
 
     Args:
         rows: of a text's places [batch, time, ...].

@@ -34,7 +34,7 @@ class Training:
         name: of its folder.
         model: its weights, under the names of the files. It makes of embeddings of tokens
             [rows, time + 1, width], features [rows, time, read] and a number of depths what the
-            output matrix reads, for each depth [rows, roots, width]: root i is behind feature i.
+            output matrix reads, for each depth [rows, roots, width]: root i is after feature i.
         stages: of a run.
         reads: hidden states of the target, by their places in `llama.hidden_states`; those of a
             position are one row.
@@ -163,7 +163,7 @@ def save(
 
 
 def own_texts(folder: Path, count: int = 96) -> Tensor:
-    """Texts of the target at temperature 1 behind held-out prompts [count, 288]."""
+    """Texts of the target at temperature 1 after held-out prompts [count, 288]."""
     pair = evaluate.Pair.load(folder)
     held_out = [text for name, text in corpus.sources() if corpus.held_out(name)]
     tokens = torch.from_numpy(corpus.encode(pair.tokenizer, held_out).astype("int64"))

@@ -1,6 +1,6 @@
 """Look-ahead rows of the embedded target: what PaSS and SPACE train, publish and measure.
 
-Behind a text's token hang K rows whose embeddings are learned and name no token. The row of the
+After a text's token hang K rows whose embeddings are learned and name no token. The row of the
 first is a guess of the distribution of the token after the next one, and so on. At any time, with
 any prefix, the target's own rows there are what is learned.
 """
@@ -125,7 +125,7 @@ def publish(model: Masks, pair: Path, folder: Path) -> None:
 
 @torch.inference_mode()
 def report(training: Training, pair: Path, output: Path) -> None:
-    """Measure the rows on texts of the target, each behind every place; write the figures."""
+    """Measure the rows on texts of the target, each after every place; write the figures."""
     folder = output / training.name
     weights = adapted(pair, folder) if training.adapts else texts.frozen(pair, "target")
     half = llama.Half(weights, llama.TARGET)

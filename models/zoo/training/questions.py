@@ -1,7 +1,7 @@
 """Prompts for a model that chats: `python -m models.zoo.training.questions FILE`, 2,980 of them.
 
 Each is a task and a subject, so none is anybody's text. A drafter for SmolLM2 (models/published.py)
-is distilled on what that writes behind them.
+is distilled on what that writes after them.
 """
 
 import json

@@ -123,7 +123,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         return texts.generate(asked, context.time_remaining(), _metadata(context), client)
 
     def _count(self, context: _Context) -> None:
-        """Count a call until it is over: behind its text, where its client does not read the end.
+        """Count a call until it is over: after its text, where its client does not read the end.
 
         Raises:
             Exhausted: there are too many.

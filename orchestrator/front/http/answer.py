@@ -235,7 +235,7 @@ class HttpAnswer:
         return ToolReader(self._telling.tools, self._telling.most_calls)
 
     def _end_of(self, summary: Summary) -> str:
-        """What a text has behind its tokens: the stop string that ended it, where the text is to
+        """What a text has after its tokens: the stop string that ended it, where the text is to
         have it."""
         return summary.tail + (summary.stop_string if self._telling.stop_strings else "")
 

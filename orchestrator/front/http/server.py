@@ -41,7 +41,7 @@ class ConnectionLimits:
     Attributes:
         most: at once.
         idle_seconds: that a client may not read what was sent to it.
-        age_seconds: after which a connection is closed behind a reply; 0 is never.
+        age_seconds: after which a connection is closed after a reply; 0 is never.
     """
 
     most: int

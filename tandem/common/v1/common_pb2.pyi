@@ -82,7 +82,7 @@ class _PredictedAtEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """PREDICTED_AT_UNSPECIFIED is never sent."""
     PREDICTED_AT_KEPT: _PredictedAt.ValueType  # 1
     """PREDICTED_AT_KEPT: place 0, the places of the accepted candidates, and those of the probes
-    behind the last of them: attached to it, or to such a probe.
+    after the last of them: attached to it, or to such a probe.
     """
     PREDICTED_AT_ALL: _PredictedAt.ValueType  # 2
     """PREDICTED_AT_ALL: every place, of candidates and probes, but for those of twins."""
@@ -94,7 +94,7 @@ PREDICTED_AT_UNSPECIFIED: PredictedAt.ValueType  # 0
 """PREDICTED_AT_UNSPECIFIED is never sent."""
 PREDICTED_AT_KEPT: PredictedAt.ValueType  # 1
 """PREDICTED_AT_KEPT: place 0, the places of the accepted candidates, and those of the probes
-behind the last of them: attached to it, or to such a probe.
+after the last of them: attached to it, or to such a probe.
 """
 PREDICTED_AT_ALL: PredictedAt.ValueType  # 2
 """PREDICTED_AT_ALL: every place, of candidates and probes, but for those of twins."""
@@ -523,7 +523,7 @@ class Probes(google.protobuf.message.Message):
     @property
     def parents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """parents[i] is the place to which probe i is attached: a place of the draft's N candidates
-        (0..N, and not that of a twin), or N + 1 + j behind an earlier probe j. The place of probe i is
+        (0..N, and not that of a twin), or N + 1 + j after an earlier probe j. The place of probe i is
         N + 1 + i.
         """
 

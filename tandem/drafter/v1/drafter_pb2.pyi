@@ -218,7 +218,7 @@ class DraftStep(google.protobuf.message.Message):
     """
     ahead: builtins.bool
     """ahead: the next step will most likely ask for the same gamma and max_nodes. A drafter that
-    prepares drafts (GetModelInfoResponse.ahead) then drafts on, behind likely outcomes of this
+    prepares drafts (GetModelInfoResponse.ahead) then drafts on, after likely outcomes of this
     round, while the target verifies it. If one of them comes, and the size is the same, the next
     step is answered by what is prepared. The draft is the same as without: the text does not
     change. Other drafters ignore it.
@@ -344,7 +344,7 @@ Global___SequenceResponse: typing_extensions.TypeAlias = SequenceResponse
 
 @typing.final
 class PreparedDrafts(google.protobuf.message.Message):
-    """PreparedDrafts carries drafts of the next round behind likely outcomes of a round. The caller may
+    """PreparedDrafts carries drafts of the next round after likely outcomes of a round. The caller may
     hold those of one round: the next message replaces them.
     """
 
@@ -352,7 +352,7 @@ class PreparedDrafts(google.protobuf.message.Message):
 
     @typing.final
     class PreparedDraft(google.protobuf.message.Message):
-        """PreparedDraft is the draft behind one outcome."""
+        """PreparedDraft is the draft after one outcome."""
 
         DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -360,7 +360,7 @@ class PreparedDrafts(google.protobuf.message.Message):
         DRAFT_FIELD_NUMBER: builtins.int
         @property
         def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-            """new_token_ids of the outcome: the accepted tokens of the round and the one behind them. Each
+            """new_token_ids of the outcome: the accepted tokens of the round and the one after them. Each
             outcome occurs once.
             """
 
@@ -485,7 +485,7 @@ class DraftedStep(google.protobuf.message.Message):
         READY_NS_FIELD_NUMBER: builtins.int
         DRAFTS_FIELD_NUMBER: builtins.int
         outcome: Global___DraftedStep.Outcome.ValueType
-        """outcome of the last round: whether there was a draft behind it."""
+        """outcome of the last round: whether there was a draft after it."""
         ready_ns: builtins.int
         """ready_ns: how long the draft had been ready when the step came; 0 if it was not."""
         drafts: builtins.int

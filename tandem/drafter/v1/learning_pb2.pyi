@@ -93,7 +93,7 @@ class GetLearningResponse(google.protobuf.message.Message):
     updates: builtins.int
     """updates are weights that were taken since learning began, over restarts."""
     turned_down: builtins.int
-    """turned_down are measurements, since the start of the process, behind which the trained weights
+    """turned_down are measurements, since the start of the process, after which the trained weights
     were not taken.
     """
     @property

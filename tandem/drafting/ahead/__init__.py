@@ -1,1 +1,1 @@
-"""Drafts that are prepared behind the likeliest outcomes of a round that is being verified."""
+"""Drafts that are prepared after the likeliest outcomes of a round that is being verified."""

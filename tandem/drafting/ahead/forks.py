@@ -110,9 +110,9 @@ class PlacedFeed:
         fork: whose it is.
         token_ids: of the feed.
         parents: real rows that they hang at.
-        path: of the fork, behind the feed; the next two likewise.
+        path: of the fork, after the feed; the next two likewise.
         rows: see `ForkedCache`.
-        branches: of the fork, behind the feed.
+        branches: of the fork, after the feed.
     """
 
     fork: ForkedCache
@@ -146,7 +146,7 @@ class Copies:
         self._bytes = buffer.getvalue()
 
     def _name(self, one: object) -> tuple[str, int] | None:
-        """Of what is not written out: stand-ins, numbers, which are the same behind every outcome,
+        """Of what is not written out: stand-ins, numbers, which are the same after every outcome,
         and texts, which are long."""
         place = self._stands.get(id(one))
         if place is not None:

@@ -37,7 +37,7 @@ def likeliest_outcomes(
 
     Args:
         draft: that is being verified.
-        following: of each place, likely tokens behind it with the logarithms of their
+        following: of each place, likely tokens after it with the logarithms of their
             probabilities.
         acceptance: of a node where its parent is kept, by its rank among its siblings; later ranks
             are as the last one.

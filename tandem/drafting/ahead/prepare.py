@@ -1,4 +1,4 @@
-"""Drafts behind outcomes: chosen, drafted side by side, and taken or thrown away."""
+"""Drafts after outcomes: chosen, drafted side by side, and taken or thrown away."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.tree import DraftSize
 
-# Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
+# Likely tokens that are looked at after each place: further ones come in one of fifty rounds.
 _FOLLOWING = 4
 
 
@@ -56,7 +56,7 @@ class AheadDraft:
 
 @dataclass(eq=False, slots=True)
 class _Candidate:
-    """A draft behind an outcome, on its way.
+    """A draft after an outcome, on its way.
 
     Attributes:
         outcome: of the verdict, that it is for.
@@ -88,15 +88,15 @@ class _Candidate:
 
 @dataclass(eq=False)
 class Preparation:
-    """What is prepared behind one draft of a sequence. Engine thread only.
+    """What is prepared after one draft of a sequence. Engine thread only.
 
-    What is prepared stands in branch rows of the sequence's caches, behind all that it holds, and
+    What is prepared stands in branch rows of the sequence's caches, after all that it holds, and
     is forgotten unless its outcome comes. A prepared draft is what `drafter.go_on` would draft,
     with the numbers of its round.
 
     Args:
         drafter: makes the drafts.
-        sequence: behind its draft.
+        sequence: after its draft.
         round_: of the draft.
         draft: may be empty.
         size: of each draft that is prepared.
@@ -155,7 +155,7 @@ class Preparation:
     def _look(
         self, scorer: Scorer, fork: ForkedCache
     ) -> Steps[Sequence[Sequence[tuple[int, float]]]]:
-        """Likely tokens behind each place of the draft, by one model."""
+        """Likely tokens after each place of the draft, by one model."""
         before, places = len(fork.real.branches), len(self.draft) + 1
         parents = [0, *(before + 1 + place for place in self.draft.places())]
         tokens = [self.sequence.token_ids[-1], *self.draft.token_ids]
@@ -265,7 +265,7 @@ def room_for(nodes: int, largest: int) -> int:
         nodes: drafted tokens of all that is prepared.
         largest: draft of a sequence, in tokens: it is computed again, to see what may follow.
     """
-    # No more outcomes are known. Each draft is fed behind its outcome's tokens, which are hardly
+    # No more outcomes are known. Each draft is fed after its outcome's tokens, which are hardly
     # more than it has itself.
     useful = min(nodes, _FOLLOWING * (largest + 1) * largest)
     return largest + 1 + 2 * useful if nodes else 0
@@ -287,7 +287,7 @@ class Ahead:
         self._prepared: Preparation | None = None
 
     def prepare(self, round_: int, draft: Draft, size: DraftSize, nodes: int) -> Steps[None]:
-        """Prepare drafts of a size behind the draft of a round; see `Preparation.steps`.
+        """Prepare drafts of a size after the draft of a round; see `Preparation.steps`.
 
         Args:
             round_: of the draft.

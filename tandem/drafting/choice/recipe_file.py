@@ -87,7 +87,7 @@ def _fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False)[0]
     place, tag = "", True
     for step in fault["loc"]:
-        # At the beginning, behind a list's number and behind `inner` comes the method, by which a
+        # At the beginning, after a list's number and after `inner` comes the method, by which a
         # union is told.
         if isinstance(step, int):
             place, tag = f"{place}[{step}]", True

@@ -131,7 +131,7 @@ class CascadeDrafter(PartDrafter):
         guess: Draft,
         left: int,
     ) -> Steps[ReviewAnswer]:
-        """Have a guess decided behind the tokens of the draft so far; the reviewer's cache holds
+        """Have a guess decided after the tokens of the draft so far; the reviewer's cache holds
         what is kept."""
         own: _Cascaded = sequence.state
         reviewer = own.reviewer
@@ -142,7 +142,7 @@ class CascadeDrafter(PartDrafter):
         held: list[int] = reviewer.state
         news = [*sequence.token_ids, *tokens][len(held) :]
         held += news
-        # What fills the draft has nothing behind it.
+        # What fills the draft has nothing after it.
         fed = guess.token_ids[:-1] if len(guess) == left else guess.token_ids
         paths = [[*tokens, *guess.token_ids[:n]] for n in range(len(fed) + 1)]
         reviewed: ReviewAnswer = yield Review(

@@ -23,10 +23,10 @@ from tandem.speculation.tree import DraftShape
 
 
 class ForestDrafter(Drafter):
-    """Each part draws a tree of its own behind the same text, one after the other.
+    """Each part draws a tree of its own after the same text, one after the other.
 
     The first tokens of all parts are siblings, drawn without replacement: a part's row is without
-    what the parts before it drew there. So no two trees meet, and behind each first token stand
+    what the parts before it drew there. So no two trees meet, and after each first token stand
     the rows of its own model. A sequence has a cache of every part, and its state is the parts'
     own sequences.
 

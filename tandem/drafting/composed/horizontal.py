@@ -35,7 +35,7 @@ MOST_PARTS = 4
 
 
 class HorizontalDrafter(PartDrafter):
-    """Each part goes on behind what the parts before it drafted; a sequence's state is the parts'
+    """Each part goes on after what the parts before it drafted; a sequence's state is the parts'
     own sequences.
 
     Args:
@@ -96,7 +96,7 @@ class HorizontalDrafter(PartDrafter):
 
 
 def _joined(drafts: Sequence[Draft]) -> Draft:
-    """Chains behind each other."""
+    """Chains after each other."""
     return Draft(
         [token_id for draft in drafts for token_id in draft.token_ids],
         [size for draft in drafts for size in draft.sizes],

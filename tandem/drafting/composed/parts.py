@@ -1,4 +1,4 @@
-"""Methods that draft chains behind what another method drafted, and are told when that is wrong."""
+"""Methods that draft chains after what another method drafted, and are told when that is wrong."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -
 
 
 def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept: int = 0) -> None:
-    """Have a part go on behind tokens that were drafted and are not emitted yet.
+    """Have a part go on after tokens that were drafted and are not emitted yet.
 
     Args:
         drafter: the part.
@@ -110,7 +110,7 @@ def settle(drafter: PartDrafter, own: DraftSequence, emitted: Sequence[int]) -> 
             break
         agreed += 1
     if agreed < len(own.assumed) and own.threshold is not None:
-        own.threshold.drafted = 0  # what it drafted behind them was not judged
+        own.threshold.drafted = 0  # what it drafted after them was not judged
     drafter.rewind(own, len(own.token_ids) - len(own.assumed) + agreed)
     own.assumed = []
     drafter.observe(own, emitted[agreed:])

@@ -1,8 +1,8 @@
 """Ouroboros (Zhao et al., arXiv 2402.13720): a small decoder drafts with a pool of phrases before
-and behind it.
+and after it.
 
 Before it, phrases guess what it drafts, and it reviews several guessed tokens in one pass, as in a
-cascade. Behind it, phrases that begin with the draft's last token are alternative ends of the
+cascade. After it, phrases that begin with the draft's last token are alternative ends of the
 draft, of certain tokens. What the target predicts along a draft makes phrases for later rounds.
 """
 
@@ -38,7 +38,7 @@ _TEXT = 4096
 _EACH = 16
 # Scopes whose phrases are kept: of more, those are forgotten that were used least lately.
 _SCOPES = 16
-# Texts of which a kept pool has phrases. Behind them the scope's phrases are forgotten.
+# Texts of which a kept pool has phrases. After them the scope's phrases are forgotten.
 _SEEDS = 4096
 # A draft's depth over the greatest depth of suffixes: tokens of the reviewer are kept more often.
 _SHARE = 3
@@ -63,8 +63,8 @@ class _Known:
     def learn(self, text: Sequence[int], predicted: Mapping[int, int]) -> None:
         """Take in what the target predicted along the last draft, and what was emitted.
 
-        A phrase is made of the predictions at places that follow each other, behind the token of
-        the first one. So behind a suffix comes what the target would have it be.
+        A phrase is made of the predictions at places that follow each other, after the token of
+        the first one. So after a suffix comes what the target would have it be.
 
         Args:
             text: with what was emitted.
@@ -143,7 +143,7 @@ class PhraseGuesser(PartDrafter):
 
 
 class PhrasesDrafter(CascadeDrafter):
-    """Reviews phrases, and sends others behind what came of it.
+    """Reviews phrases, and sends others after what came of it.
 
     It is not pure: its suffixes depend on all that was drafted and rejected before. What the
     reviewer keeps and draws has the reviewer's own rows, and suffixes are certain, so neither
@@ -168,7 +168,7 @@ class PhrasesDrafter(CascadeDrafter):
         self._length, self._suffixes = tokens, recipe.suffixes
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
-        """A chain of the reviewer's; behind its end suffixes of at most a third of the depth."""
+        """A chain of the reviewer's; after its end suffixes of at most a third of the depth."""
         nodes = min(budget, self.traits.largest_tree)
         depth = min(self._length, gamma // _SHARE) if self._suffixes else 0
         chain = yield from super().draft(sequence, round_, min(gamma - depth, nodes), nodes)
@@ -188,7 +188,7 @@ class PhrasesDrafter(CascadeDrafter):
 
 
 def _behind(chain: Draft, suffixes: MergedTree) -> Draft:
-    """A chain, and certain tokens behind its end."""
+    """A chain, and certain tokens after its end."""
     parents = [*range(len(chain)), *(len(chain) + parent for parent in suffixes.parents)]
     return replace(
         chain,
@@ -205,7 +205,7 @@ class PhrasesRecipe(Recipe):
         rule: by which guesses of the reviewer's own tokens are decided.
     """
 
-    drafts: ClassVar = "a chain of `MODEL`, which reviews phrases, and phrases behind its end"
+    drafts: ClassVar = "a chain of `MODEL`, which reviews phrases, and phrases after its end"
     drafter: ClassVar = PhrasesDrafter
 
     method: Literal["phrases"] = "phrases"
@@ -219,7 +219,7 @@ class PhrasesRecipe(Recipe):
         Field(ge=0, le=64),
         Setting(
             "phrases_suffixes",
-            "most phrases to send behind the end of MODEL's draft; they take at most a third of"
+            "most phrases to send after the end of MODEL's draft; they take at most a third of"
             " the depth that is asked for. 0 sends none",
         ),
     ] = 4

@@ -60,7 +60,7 @@ class BranchingDrafter(ModelDrafter):
         scorer: the small model.
         truncation: of its distributions.
         largest_tree: most tokens of a draft.
-        stop: behind which tokens nothing is drawn.
+        stop: after which tokens nothing is drawn.
     """
 
     distinct: ClassVar[bool] = False
@@ -79,7 +79,7 @@ class BranchingDrafter(ModelDrafter):
         sequence.state = _Held(sequence.state)
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
-        """Level by level, each token drawn behind a place that is computed once."""
+        """Level by level, each token drawn after a place that is computed once."""
         nodes = min(budget, self.traits.largest_tree)
         growth = Growth(nodes)
         yield from self.grow(sequence, round_, gamma, nodes, growth)
@@ -90,11 +90,11 @@ class BranchingDrafter(ModelDrafter):
     def _end_of_level(
         self, sequence: DraftSequence, growth: Growth, first: int, depth: int
     ) -> Steps[set[int]]:
-        """The places of the level just drawn that more may be drawn behind.
+        """The places of the level just drawn that more may be drawn after.
 
         Args:
             sequence: that the draft continues.
-            growth: behind its last level.
+            growth: after its last level.
             first: draw of that level.
             depth: that the draft may have.
         """
@@ -167,7 +167,7 @@ class BranchingDrafter(ModelDrafter):
         )
 
     def _inner(self, sequence: DraftSequence, nodes: Sequence[int], growth: Growth) -> Feed:
-        """Drawn nodes, to be computed in one pass behind the places that they hang at."""
+        """Drawn nodes, to be computed in one pass after the places that they hang at."""
         held: _Held = sequence.state
         parents = [held.behind.get(growth.places[node], 0) for node in nodes]
         held.behind |= {node + 1: len(held.behind) + i for i, node in enumerate(nodes, 1)}

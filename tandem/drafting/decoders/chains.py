@@ -30,7 +30,7 @@ class ChainsDrafter(BranchingDrafter):
         truncation: of its distributions.
         chains: their number; fewer where the nodes of a draft do not suffice.
         largest_tree: most tokens of a draft.
-        stop: behind which tokens all chains that reach them end.
+        stop: after which tokens all chains that reach them end.
     """
 
     traits = Traits(shape=DraftShape.IID_CHAINS, prepares=True)

@@ -18,7 +18,7 @@ class Growth:
 
     Attributes:
         most: that it may draw.
-        drawn: in order. Place 0 is the root, place i + 1 is behind draw i.
+        drawn: in order. Place 0 is the root, place i + 1 is after draw i.
         places: that they hang at.
         token_ids: of the first draws, as far as they were read.
     """

@@ -98,7 +98,7 @@ class ModelDrafter(PartDrafter):
     def _go_on_behind(
         self, sequence: DraftSequence, drawn: Sequence[DrawnToken]
     ) -> Steps[Sequence[bool]]:
-        """Behind which of these tokens more may be drawn."""
+        """After which of these tokens more may be drawn."""
         if sequence.threshold is None:
             return [True] * len(drawn)
         shares: Sequence[float] = yield ReadTokens(drawn, shares=True)

@@ -37,7 +37,7 @@ class TreeShape:
         return found
 
     def parents(self) -> list[int]:
-        """The place that each node hangs at, level by level: 0 the root, i + 1 behind node i."""
+        """The place that each node hangs at, level by level: 0 the root, i + 1 after node i."""
         places, above, first = [], [0], 0
         for level in self.levels:
             places += [above[number] for number in level]
@@ -51,7 +51,7 @@ def drawn_numbers(counts: Mapping[int, int], behind: Container[int]) -> list[int
 
     Args:
         counts: of the level, see `TreeShape.counts`.
-        behind: numbers of the level above that more is drawn behind.
+        behind: numbers of the level above that more is drawn after.
     """
     found: list[int] = []
     number = 0
@@ -69,7 +69,7 @@ def falls(acceptance: Sequence[float]) -> bool:
 
 
 def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
-    """Tokens that a round with such a tree is expected to emit, the one behind it included.
+    """Tokens that a round with such a tree is expected to emit, the one after it included.
 
     A node of sibling rank k is kept with `acceptance[k]` where its parent is; with 0 beyond.
     """

@@ -32,7 +32,7 @@ class TreeDrafter(BranchingDrafter):
         acceptance: by sibling rank, from which the shape follows, and which a text corrects by
             what it kept.
         largest_tree: most tokens of a draft.
-        stop: behind which tokens nothing is drawn; the rest of the shape stays as it is.
+        stop: after which tokens nothing is drawn; the rest of the shape stays as it is.
     """
 
     traits = Traits(shape=DraftShape.TREE, prepares=True)

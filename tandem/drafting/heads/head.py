@@ -46,11 +46,11 @@ _ACCEPTANCE: TypeAdapter[AcceptanceByDepth] = TypeAdapter(_Acceptance)
 
 @dataclass(eq=False)
 class _Held:
-    """What a sequence's cache holds: pairs of a feature and the token behind it.
+    """What a sequence's cache holds: pairs of a feature and the token after it.
 
     Attributes:
         begins: position of the first feature.
-        end: position behind the last one.
+        end: position after the last one.
     """
 
     begins: int = -1
@@ -60,7 +60,7 @@ class _Held:
 class HeadDrafter(Drafter):
     """Drafts trees by a head.
 
-    It drafts behind the newest feature only. A head that remembers reads pairs: the feature of
+    It drafts after the newest feature only. A head that remembers reads pairs: the feature of
     position i with the token i + 1. They are fed as soon as their features came; it knows nothing
     before the newest unbroken run of them.
 
@@ -108,7 +108,7 @@ class HeadDrafter(Drafter):
             if sequence.state is None:
                 sequence.state = _Held()
             held: _Held = sequence.state
-            if (begins := news[0].positions[0]) != held.end:  # behind a gap
+            if (begins := news[0].positions[0]) != held.end:  # after a gap
                 held.begins = held.end = begins
             cache.rollback(held.end - held.begins)
             first, held.end = held.end, end

@@ -1,4 +1,4 @@
-"""Trees by Hydra's heads: each place from a feature of the target and the tokens behind it."""
+"""Trees by Hydra's heads: each place from a feature of the target and the tokens after it."""
 
 from __future__ import annotations
 

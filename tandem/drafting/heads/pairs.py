@@ -1,4 +1,4 @@
-"""Trees by a head that reads pairs of a feature and the token behind it, level by level."""
+"""Trees by a head that reads pairs of a feature and the token after it, level by level."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class _Grown(Growth):
 
 
 class PairsDrafter(HeadDrafter):
-    """Draws siblings without replacement behind each place that it computes.
+    """Draws siblings without replacement after each place that it computes.
 
-    Behind true pairs it goes on with drawn tokens, whose places leave its cache at the next draft.
+    After true pairs it goes on with drawn tokens, whose places leave its cache at the next draft.
 
     Attributes:
         confident: whether what is drawn next follows from the probabilities of what was drawn so
             far (EAGLE-2, arXiv 2406.16858). What is drawn is sent.
-        stop: behind which tokens nothing is drawn.
+        stop: after which tokens nothing is drawn.
     """
 
     confident = False
     stop = FIXED
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
-        """Level by level, behind true pairs."""
+        """Level by level, after true pairs."""
         feed: Feed | None = self._news(sequence, 1)
         if feed is None:
             return Draft.certain(())
@@ -57,7 +57,7 @@ class PairsDrafter(HeadDrafter):
         grown = _Grown(len(shape))
         counts = dict(shape.counts(0))
         reached = {0: 1.0}
-        # Places that more is drawn behind, by their number in the shape's level.
+        # Places that more is drawn after, by their number in the shape's level.
         behind = {0: 0}
         for depth in range(depths):
             first = len(grown.drawn)
@@ -102,7 +102,7 @@ class PairsDrafter(HeadDrafter):
     def _strong(
         self, sequence: DraftSequence, drawn: Sequence[DrawnToken], first: int
     ) -> Steps[set[int]]:
-        """The places of the level just drawn that more may be drawn behind."""
+        """The places of the level just drawn that more may be drawn after."""
         places = range(first + 1, first + 1 + len(drawn))
         if sequence.threshold is None:
             return set(places)
@@ -111,7 +111,7 @@ class PairsDrafter(HeadDrafter):
         return {place for place, share in zip(places, shares, strict=True) if share >= threshold}
 
     def _behind(self, sequence: DraftSequence, grown: _Grown, behind: Sequence[int]) -> Feed:
-        """Drawn nodes, to be computed behind the places that they hang at."""
+        """Drawn nodes, to be computed after the places that they hang at."""
         parents = [grown.rows[grown.places[place - 1]] for place in behind]
         count = len(grown.rows)
         grown.rows |= {place: count + i for i, place in enumerate(behind)}

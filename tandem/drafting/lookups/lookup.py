@@ -47,7 +47,7 @@ class LookupDrafter(PartDrafter):
 
 
 def _latest(packed: bytes, length: int) -> int | None:
-    """Behind the latest earlier place of the last `length` tokens; None where there is none."""
+    """After the latest earlier place of the last `length` tokens; None where there is none."""
     tail = packed[-length * _BYTES :]
     start = packed.rfind(tail, 0, len(packed) - _BYTES)
     while start % _BYTES and start >= 0:  # across two tokens

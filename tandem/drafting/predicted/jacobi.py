@@ -17,7 +17,7 @@ from tandem.speculation.feedback import FeedbackWanted
 
 
 class JacobiDrafter(Drafter):
-    """Guesses behind the text what the target predicted there in the last round; certain tokens.
+    """Guesses after the text what the target predicted there in the last round; certain tokens.
 
     The first guess, and what goes beyond the predictions, is the last known token again.
     """
@@ -25,7 +25,7 @@ class JacobiDrafter(Drafter):
     traits = Traits(feedback=FeedbackWanted(top=1, everywhere=True))
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
-        """Keep the predictions behind the place where the last draft ended."""
+        """Keep the predictions after the place where the last draft ended."""
         super().observe(sequence, emitted)
         # The prediction at the place itself came out, or another token in its stead.
         known = sequence.feedback.likeliest()
@@ -43,7 +43,7 @@ class JacobiDrafter(Drafter):
 class JacobiRecipe(Recipe):
     """The recipe of `jacobi`."""
 
-    drafts: ClassVar = "what the target predicted behind its last draft; no model"
+    drafts: ClassVar = "what the target predicted after its last draft; no model"
     drafter: ClassVar = JacobiDrafter
 
     method: Literal["jacobi"] = "jacobi"

@@ -36,7 +36,7 @@ class _Lookahead:
         pool: of its text, and of what the target predicted.
         known: tokens of the text that the pool has.
         window: its rows, the oldest first.
-        candidates: tokens of the last draft, behind whose places those of its probes come.
+        candidates: tokens of the last draft, after whose places those of its probes come.
     """
 
     pool: NgramPool

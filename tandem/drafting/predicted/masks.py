@@ -1,4 +1,4 @@
-"""Drafts from look-ahead rows that the target computes behind each place of the last draft.
+"""Drafts from look-ahead rows that the target computes after each place of the last draft.
 
 Learned rows of a frozen target are PaSS (Monea et al., arXiv 2311.13581); a target that was tuned
 with them is SPACE (Yi et al., arXiv 2402.11809), whose own sampling is not used, for it is not
@@ -25,9 +25,9 @@ from tandem.speculation.probes import Probes
 
 
 class MasksDrafter(Drafter):
-    """Draws from the rows of the group of probes behind the place where the last draft ended.
+    """Draws from the rows of the group of probes after the place where the last draft ended.
 
-    It is not pure: a row depends on where its group stands. In the first round, and behind one
+    It is not pure: a row depends on where its group stands. In the first round, and after one
     without its probes, it drafts nothing and asks for them.
 
     Args:
@@ -53,7 +53,7 @@ class MasksDrafter(Drafter):
             sequence.state = tuple(rows[at] for at in group[: self._count])
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
-        """A token from each row, and probes behind each of them."""
+        """A token from each row, and probes after each of them."""
         rows: Sequence[Row] = sequence.state or ()
         drafted = Draft.certain(())
         if rows:
@@ -69,7 +69,7 @@ class MasksDrafter(Drafter):
         return replace(drafted, probes=self._groups(len(drafted), sequence.vocab_size))
 
     def _groups(self, candidates: int, vocab_size: int) -> Probes:
-        """A chain of probes behind place 0 and behind each candidate."""
+        """A chain of probes after place 0 and after each candidate."""
         token_ids: list[int] = []
         parents: list[int] = []
         for place in range(candidates + 1):

@@ -221,12 +221,12 @@ def _rows_of_places(draft: Draft | Sequence[DrawnToken]) -> Sequence[int]:
 
 
 def _stack(probs: Tensor, starts: Sequence[int], rows: Sequence[Sequence[int]]) -> Tensor:
-    """[B, N+1, V] from rows [R, V]: one for each place; zeros behind a shorter draft's last one.
+    """[B, N+1, V] from rows [R, V]: one for each place; zeros after a shorter draft's last one.
 
     Args:
         probs: [R, V].
         starts: each draft's first row.
-        rows: for each place of each draft, its row behind that one.
+        rows: for each place of each draft, its row after that one.
     """
     batch, most, first = len(rows), max(len(own) for own in rows), starts[0]
     index = [

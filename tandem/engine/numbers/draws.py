@@ -81,7 +81,7 @@ def _told(asks: Sequence[Draw], drawn: Draws, rows: Sequence[int]) -> list[list[
 def drawn_on(
     scorer: Scorer, asks: Sequence[Draw], firsts: Sequence[DrawnToken]
 ) -> list[list[DrawnToken]]:
-    """The tokens behind the first ones of chains, as far as they can be drawn without the host
+    """The tokens after the first ones of chains, as far as they can be drawn without the host
     between them: as many for each, none where that is not possible.
 
     Args:
@@ -112,13 +112,13 @@ def drawn_on(
 
 
 def _digits_behind(ask: Draw, steps: int) -> np.ndarray:
-    """[steps, 2]: the numbers behind an ask's first one."""
+    """[steps, 2]: the numbers after an ask's first one."""
     numbers = ask.numbers.take(ask.round, ask.nodes)
     return np.array(numbers[ask.node + 1 : ask.node + 1 + steps], np.int64)
 
 
 def follows(ask: Draw, logits: Tensor) -> bool:
-    """Whether a chain may go on behind an ask without the host, by kernels of a GPU."""
+    """Whether a chain may go on after an ask without the host, by kernels of a GPU."""
     narrow = 0 < ask.truncation.support <= kernels.WIDEST
     return ask.follow > 0 and ask.scorer.chains and narrow and operators.take(logits)
 
@@ -185,7 +185,7 @@ def _shaped(asks: Sequence[Draw], logits: Tensor) -> Tensor:
 
 
 def _rows_of(asks: Sequence[Draw]) -> Iterator[list[tuple[int, int]]]:
-    """Of each ask, its rows of the draws and how many draws are behind each."""
+    """Of each ask, its rows of the draws and how many draws are after each."""
     first = 0
     for ask in asks:
         yield [(first + i, count) for i, count in enumerate(ask.counts)]

@@ -29,7 +29,7 @@ _ONE = np.ones(1, np.uint16)
 
 def kept_states(asks: Sequence[Decide], numbers: Tensor) -> Tensor | None:
     """[B, D, layers, width]: of each draft, the states of the prompt's end (if they are wanted), of
-    place 0, and of the kept path, in this order; what comes behind them has no meaning. bfloat16 as
+    place 0, and of the kept path, in this order; what comes after them has no meaning. bfloat16 as
     int16.
 
     Args:
@@ -132,7 +132,7 @@ def predicted(
         draft: with its probes.
         place: where the round ended.
         ids: [R, K] likeliest tokens of the pass, from the draft's first row on; the rows of its
-            probes are behind those of its places.
+            probes are after those of its places.
         weights: [R, K + 1] theirs, 0 where they are too unlikely, and the row's mass; None with one
             token a row.
     """

@@ -199,7 +199,7 @@ def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
     """The draft of a tree; None where its first distribution was not finite.
 
     Where earlier siblings used up a row, nothing is drawn, and the subtree is empty; so it is
-    behind a row that is not finite. Only earlier draws decide this, so it does not bias the text.
+    after a row that is not finite. Only earlier draws decide this, so it does not bias the text.
 
     Args:
         host: the ask.

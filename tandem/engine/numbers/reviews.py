@@ -111,7 +111,7 @@ def _rows(
 
 
 def _decided(ask: Review, proposal: Proposal, p: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] tokens that are kept, and [B] the token behind them."""
+    """[B] tokens that are kept, and [B] the token after them."""
     rule = VERIFIERS[ask.rule]
     if ask.leniency == 1:
         verdict = rule.verify(proposal, p, uniforms)

@@ -96,7 +96,7 @@ class ResumedBatch:
     Attributes:
         exit: lower layers, that some rows are through.
         rest: the other rows, which these layers have to compute.
-        known: states of each segment's first rows behind these layers, in parts.
+        known: states of each segment's first rows after these layers, in parts.
     """
 
     exit: int

@@ -1,7 +1,7 @@
 """A ragged batch in tiles of rows, each of one text, for one call of attention per layer.
 
-A row sees a range of its text's trunk, and of the rows behind the trunk those of its own path.
-The trunk's range is two slots of the pool, since an extent is contiguous; the rows behind it are
+A row sees a range of its text's trunk, and of the rows after the trunk those of its own path.
+The trunk's range is two slots of the pool, since an extent is contiguous; the rows after it are
 bits.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Rows of a tile: for plain decoding and the steps of a draft; for verifications; for prompts.
 ONE, FEW, MANY = 4, 16, 64
-# Words of bits for the rows behind a trunk, in captured passes: trees, and what a verification
+# Words of bits for the rows after a trunk, in captured passes: trees, and what a verification
 # feeds before them.
 WORDS = 4
 _NOTHING = np.empty(0, np.int64)
@@ -37,7 +37,7 @@ class TileSizes:
         rows: of the batch.
         tiles: of the batch.
         size: rows of a tile.
-        words: of a row, for the rows behind its text's trunk.
+        words: of a row, for the rows after its text's trunk.
     """
 
     rows: int
@@ -51,7 +51,7 @@ class TileSizes:
         Args:
             rows: of the batch.
             tiles: of this size, that it takes.
-            behind: most rows behind a text's trunk.
+            behind: most rows after a text's trunk.
         """
         return rows <= self.rows and tiles <= self.tiles and behind <= WORD * self.words
 
@@ -70,7 +70,7 @@ class Tiles:
     Attributes:
         beside: the further numbers, flat, on the device.
         size: rows of a tile.
-        words: of a row, for the rows behind its text's trunk.
+        words: of a row, for the rows after its text's trunk.
         counts: [tiles, COUNTED] int32 zeros, which attention leaves as it finds them.
     """
 

@@ -36,7 +36,7 @@ _PRECISE = "tandem_precise"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rows of one place in the model: behind a layer, or the logits.
+    """Rows of one place in the model: after a layer, or the logits.
 
     Attributes:
         name: for people.

@@ -151,7 +151,7 @@ def probe(backend: Computes, plain: Plain, length: int) -> Comparison:
         fed.step("", fed.rows(cache, wrong[more : more + begun], more, known=False))
         cache.rollback(more)
         fed.step(
-            "behind a rollback",
+            "after a rollback",
             fed.rows(other, text[more : more + 1], more, logits=0),
             fed.rows(cache, text[more:most], more),
         )
@@ -203,7 +203,7 @@ def probe_tree(backend: Computes, plain: Plain) -> Comparison:
         )
         cache.keep((2, 4))
         fed.step(
-            "behind an accepted path",
+            "after an accepted path",
             fed.rows(cache, second[TRUNK + 2 : TRUNK + 3], behind + TRUNK + 2),
             fed.rows(other, first[2:3], 2),
         )

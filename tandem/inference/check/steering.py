@@ -1,6 +1,6 @@
 """Layers that all read the plain pass's states, so that each can be compared by itself.
 
-Rounding errors grow from layer to layer: behind thirty layers in bfloat16 they hide a position that
+Rounding errors grow from layer to layer: after thirty layers in bfloat16 they hide a position that
 is off by one. A layer that reads exactly what the plain pass's layer read differs by its own
 rounding alone.
 """

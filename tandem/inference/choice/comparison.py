@@ -115,7 +115,7 @@ def compare(backends: Sequence[Backend], drafts: bool) -> BackendComparison:
 
 
 def _second(backend: Backend, caches: Sequence[object], rows: int) -> float:
-    """Nanoseconds of a pass behind another of its size: OpenVINO takes longer for the first."""
+    """Nanoseconds of a pass after another of its size: OpenVINO takes longer for the first."""
     timed(backend, caches, (rows,), CONTEXT)
     return 1e9 * timed(backend, caches, (rows,), CONTEXT)
 

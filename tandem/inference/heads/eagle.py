@@ -1,4 +1,4 @@
-"""EAGLE's heads: one decoder layer over hidden states of the target and the tokens behind them.
+"""EAGLE's heads: one decoder layer over hidden states of the target and the tokens after them.
 
 EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read the target's last hidden state, EAGLE-3
 (arXiv 2503.01840) three of its layers, fused, and has an output matrix of its own.
@@ -26,7 +26,7 @@ _DEPTHS = 64
 
 @dataclass(eq=False, slots=True)
 class EagleCache(HeadCache):
-    """A sequence's pairs of a feature and the token behind it: true ones, then guessed ones.
+    """A sequence's pairs of a feature and the token after it: true ones, then guessed ones.
 
     Attributes:
         guessed: [1 + branch rows, width] the head's own states of the trunk's end and of each
@@ -144,7 +144,7 @@ class EagleHead(Head):
         return states[0] if len(states) == 1 else torch.cat(states)
 
     def _keep(self, feeds: Sequence[Feed], found: Tensor) -> None:
-        """Grow the feeds' caches, and remember what was guessed behind their tokens."""
+        """Grow the feeds' caches, and remember what was guessed after their tokens."""
         first = 0
         for feed in feeds:
             cache, end = feed.cache, first + len(feed.token_ids)

@@ -66,7 +66,7 @@ class HeadFiles:
         return ",".join(map(str, self.layers_of(target_layers)))
 
     def layers_of(self, target_layers: int) -> tuple[int, ...]:
-        """The same as numbers: the output of layer i is i, and behind the final norm 1 more."""
+        """The same as numbers: the output of layer i is i, and after the final norm 1 more."""
         if not self.is_fused:
             return (target_layers + 1,)
         found = self._named_layers or (2, target_layers // 2, target_layers - 3)
@@ -106,13 +106,13 @@ class HeadFiles:
 
     @property
     def normed_residual(self) -> bool:
-        """Whether EAGLE-3's residual is taken behind the norm: speculators' default."""
+        """Whether EAGLE-3's residual is taken after the norm: speculators' default."""
         speculators = "speculators_model_type" in self.config
         return bool(self.config.get("norm_before_residual", speculators))
 
     @property
     def normed_output(self) -> bool:
-        """Whether EAGLE-3's guesses are taken behind the norm."""
+        """Whether EAGLE-3's guesses are taken after the norm."""
         return bool(self.config.get("norm_output", False))
 
     @cached_property

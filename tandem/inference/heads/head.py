@@ -302,7 +302,7 @@ class Head(Model):
         Args:
             weights: see `trained`.
             states: [n, layers, width] of the target.
-            paths: [n, depths] int64, the tokens behind each state; a depth d reads the first d at
+            paths: [n, depths] int64, the tokens after each state; a depth d reads the first d at
                 most.
 
         Returns:

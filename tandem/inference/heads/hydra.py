@@ -1,5 +1,5 @@
 """Hydra's heads (arXiv 2402.05109): each guesses the token of a depth from a hidden state and the
-tokens of the path behind it.
+tokens of the path after it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HydraCache(HeadCache):
 
     Attributes:
         paths: of the trunk's end and of each branch row: the hidden state, and the embeddings of
-            the tokens behind it, [(1 + tokens) * width].
+            the tokens after it, [(1 + tokens) * width].
     """
 
     paths: tuple[Tensor, ...] = ()
@@ -66,16 +66,16 @@ class HydraBlock:
 
 def guess(blocks: Sequence[HydraBlock], x: Tensor) -> Tensor:
     """What the output matrix reads [n, width], by the layers of a head over a state and the
-    embeddings of the path behind it [n, (1 + tokens) * width]."""
+    embeddings of the path after it [n, (1 + tokens) * width]."""
     for block in blocks:
         x = block(x)
     return x
 
 
 class HydraHead(Head):
-    """K heads; the k-th one's row is that of depth k behind a path of k tokens.
+    """K heads; the k-th one's row is that of depth k after a path of k tokens.
 
-    Of a feed of the trunk the newest pair counts, of a feature and the token behind it; with a
+    Of a feed of the trunk the newest pair counts, of a feature and the token after it; with a
     prefix layer (Hydra++) that layer reads all features. One of branch rows has the drawn tokens.
     """
 

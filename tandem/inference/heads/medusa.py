@@ -46,13 +46,13 @@ class MedusaWeights:
     biases: Sequence[Tensor]
 
     def guesses(self, states: Tensor, most: int) -> Tensor:
-        """[most, N, width] of the first heads, behind states [N, width]; see `residual`."""
+        """[most, N, width] of the first heads, after states [N, width]; see `residual`."""
         first = [[part[:most] for part in parts] for parts in (self.weights, self.biases)]
         return residual(states, *first)
 
 
 class MedusaHead(Head):
-    """K heads; the k-th one's row is that of depth k, behind the newest hidden state.
+    """K heads; the k-th one's row is that of depth k, after the newest hidden state.
 
     No head sees a feed's tokens, and its `rows` says how many of the first heads' rows are wanted.
     Without decoder layers a feed has one feature.

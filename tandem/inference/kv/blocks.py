@@ -48,7 +48,7 @@ class Blocks:
         self.size = size
         self.version = 0
         self._known: dict[bytes, Block] = {}
-        # Without users; the one that was used longest ago first, and behind it those before it in
+        # Without users; the one that was used longest ago first, and after it those before it in
         # its chain, without which it could not be found.
         self._kept: OrderedDict[Block, None] = OrderedDict()
 

@@ -51,7 +51,7 @@ class Branches:
         depths = list(self.depths)
         for parent in parents:
             if not 0 <= parent <= len(depths):
-                raise ValueError(f"a parent {parent} behind {len(depths)} branch rows")
+                raise ValueError(f"a parent {parent} after {len(depths)} branch rows")
             depths.append(1 + (depths[parent - 1] if parent else 0))
         return Branches((*self.parents, *parents), tuple(depths))
 

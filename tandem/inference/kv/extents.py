@@ -359,7 +359,7 @@ class Extents(PositionPool):
         return None if start is None else SequenceCache(self, start, held, promised=capacity)
 
     def grow(self, cache: SequenceCache, capacity: int) -> bool:
-        """See `PositionPool`: into the gap behind its extent, else into a larger one elsewhere; by
+        """See `PositionPool`: into the gap after its extent, else into a larger one elsewhere; by
         half if that is free, so that a text is not moved again and again."""
         further = min(cache.capacity // 2, _MOST_AMPLE)
         ample = min(max(capacity, cache.capacity + further), cache.promised)
@@ -372,7 +372,7 @@ class Extents(PositionPool):
             )
 
     def _extend(self, cache: SequenceCache, capacity: int) -> bool:
-        """Take the positions behind an extent, if they are free."""
+        """Take the positions after an extent, if they are free."""
         end, more = cache.start + cache.capacity, capacity - cache.capacity
         i = bisect.bisect(self._free, (end, 0))
         if i == len(self._free) or self._free[i][0] != end or self._free[i][1] < more:

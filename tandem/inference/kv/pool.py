@@ -37,7 +37,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     Attributes:
         cycles: how often the model uses its layers; each use has layers of its own here.
-        folded: pool of the layers of the first cycle with the slots of all cycles, one behind the
+        folded: pool of the layers of the first cycle with the slots of all cycles, one after the
             other, `stride` slots each; None where there is one cycle.
 
     Args:

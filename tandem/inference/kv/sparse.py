@@ -3,7 +3,7 @@
 TriForce's retrieval cache (Sun et al., arXiv 2404.11912) and StreamingLLM's window (Xiao et al.,
 arXiv 2309.17453). The keys keep the positions that they were rotated for, and new tokens go on at
 their own. Unlike in the papers, new tokens do not take the places of chosen ones: the latest keys
-grow behind these until all are chosen again.
+grow after these until all are chosen again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.kv.viewed import Shows
 
-# Tokens behind which keys are chosen again.
+# Tokens after which keys are chosen again.
 STRIDE = 64
 # Rounds of which the share of kept tokens is compared with the best since keys were chosen, how
 # much of it is left, at least, the weight of a round, and the drafted tokens that it has.
@@ -26,10 +26,10 @@ _ROUNDS, _LEFT, _WEIGHT, _LEAST = 4, 0.7, 0.3, 2
 
 
 class SparseCache(Shows):
-    """Chosen keys and values of a text that another cache holds, and of the rows behind it.
+    """Chosen keys and values of a text that another cache holds, and of the rows after it.
 
     They are copied once, when they are chosen. `length` counts slots; the last of these are the
-    text's latest positions and the rows behind them, in order.
+    text's latest positions and the rows after them, in order.
 
     Attributes:
         keys: which are seen.
@@ -62,7 +62,7 @@ class SparseCache(Shows):
 
     @property
     def reach(self) -> int:
-        """Positions of the text, and of the rows behind it; nothing while keys are due."""
+        """Positions of the text, and of the rows after it; nothing while keys are due."""
         return self.length + self.skipped
 
     def rollback(self, length: int) -> None:
@@ -111,7 +111,7 @@ class SparseCache(Shows):
 
 
 class KeyChoice:
-    """Chooses keys of a text in a pass over the tokens behind it, layer by layer.
+    """Chooses keys of a text in a pass over the tokens after it, layer by layer.
 
     Args:
         cache: gets them.
@@ -135,7 +135,7 @@ class KeyChoice:
 
     @property
     def seen(self) -> int:
-        """Slots that they take, with the rows behind them."""
+        """Slots that they take, with the rows after them."""
         if self._whole:
             return self._end
         return self._first + self._count * self._chunk + self._end - self._latest
@@ -145,8 +145,8 @@ class KeyChoice:
 
         Args:
             layer: of the pool.
-            query: [Hq, D] of the first token behind the text.
-            keys: [H, n, D] of the text and the rows behind it, rotated.
+            query: [Hq, D] of the first token after the text.
+            keys: [H, n, D] of the text and the rows after it, rotated.
             values: [H, n, Dv] likewise.
         """
         pool: KVPool = self._cache.pool  # type: ignore[assignment]

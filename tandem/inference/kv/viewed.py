@@ -1,4 +1,4 @@
-"""The cache of a view: the rows that a part of a model computes behind another cache's text."""
+"""The cache of a view: the rows that a part of a model computes after another cache's text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _of(name: str) -> Any:
 
 
 class Shows(SequenceCache):
-    """A cache of rows behind a text that another cache holds: it computes nothing of the text.
+    """A cache of rows after a text that another cache holds: it computes nothing of the text.
 
     Attributes:
         of: the other cache.
@@ -47,7 +47,7 @@ class ViewedCache(Shows):
     next feed writes over. What is its own is how far these rows go.
 
     Attributes:
-        exit_states: hidden states [n, width] at the part's exit of the rows behind the text, in
+        exit_states: hidden states [n, width] at the part's exit of the rows after the text, in
             parts, in the order of their slots; empty where the part has no exit.
         nodes: branch row of each node of the last draft that was computed; None where the draft is
             a chain.
@@ -81,7 +81,7 @@ class ViewedCache(Shows):
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether the exit's states are of the rows behind the text as it is now."""
+        """Whether the exit's states are of the rows after the text as it is now."""
         return bool(self.exit_states) and self._behind == self.of.length
 
     def adopt(self, token_ids: Sequence[int], salt: str | None) -> int:

@@ -95,7 +95,7 @@ def embeddings_for(model: PreTrainedModel, folder: str, served: MadeFor) -> Tens
 
 
 def add_embeddings(model: PreTrainedModel, rows: Tensor) -> None:
-    """Put rows behind a model's embeddings: the ids from its vocabulary's size on name them.
+    """Put rows after a model's embeddings: the ids from its vocabulary's size on name them.
 
     The output matrix stays as it is. Where it is the embedding itself, it becomes the part of the
     longer one that it was, in the same memory.

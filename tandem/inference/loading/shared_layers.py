@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError
 from tandem.inference.loading.partial import FAMILIES
 
-# The key of a configuration: how often the stored layers are used, one cycle behind the other.
+# The key of a configuration: how often the stored layers are used, one cycle after the other.
 CYCLES = "layer_cycles"
 
 

@@ -155,7 +155,7 @@ def _require_all_read(model: str, config: Any, left: Iterable[str]) -> None:
     """
     text = config.get_text_config()
     first = int(getattr(text, "num_hidden_layers", 0) or 0)
-    # Layers behind the last one that predict further tokens (DeepSeek, GLM).
+    # Layers after the last one that predict further tokens (DeepSeek, GLM).
     further = range(first, first + int(getattr(text, "num_nextn_predict_layers", 0) or 0))
     predicting = tuple(f"model.layers.{layer}." for layer in further)
     rest = sorted(

@@ -152,7 +152,7 @@ class _Request:
         # Keys and values of a layer follow each other.
         own = range(len(self._places) // 2) if layers is None else layers
         self._tensors = [place for layer in own for place in (2 * layer, 2 * layer + 1)]
-        # The arrays behind the inputs, kept alive here: OpenVINO's tensors may not do so.
+        # The arrays after the inputs, kept alive here: OpenVINO's tensors may not do so.
         self._held: dict[str, _Array] = {}
         for name in filter(self._ports.__contains__, (*INPUTS, *BATCH_INPUTS.values())):
             scalar = name == "max_context_len"

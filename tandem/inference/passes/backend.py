@@ -66,7 +66,7 @@ class Backend:
         chains: the same with draws between them; None if there are none.
         views: passes of parts of the model over the same pool, by what they are.
         is_view: whether it is such a part; its pass may give states [T, 1, width] of all tokens
-            behind an exit.
+            after an exit.
         busy: lock held while the pass computes: it takes one batch at a time.
     """
 
@@ -166,7 +166,7 @@ class Backend:
 
 
 def _noted(feeds: Sequence[Feed], output: PassOutput) -> PassOutput:
-    """The rows of a part's pass; what is behind its exit is noted in the caches of views."""
+    """The rows of a part's pass; what is after its exit is noted in the caches of views."""
     if output.states is not None:
         parts = torch.split(output.states[:, 0], [len(feed.token_ids) for feed in feeds])
         for feed, states in zip(feeds, parts, strict=True):

@@ -1,4 +1,4 @@
-"""Drafts captured as CUDA graphs: passes of a row a text, and a draw behind each.
+"""Drafts captured as CUDA graphs: passes of a row a text, and a draw after each.
 
 Nothing of the host is between two tokens of a chain: what it would say of each pass is known when
 the first one begins, and is sent at once.
@@ -23,7 +23,7 @@ from tandem.inference.feed import Feed
 from tandem.kernels import draws
 from tandem.speculation.request.sampling import Sampling
 
-# A chain whose length is a sum of several of these sizes takes a replay for each. Behind the first
+# A chain whose length is a sum of several of these sizes takes a replay for each. After the first
 # token, a draft of 2, 4 or 8 takes one.
 _STEPS = (1, 3, 7)
 _ROWS = (1, 4, 16, 64)
@@ -154,7 +154,7 @@ class Chains:
         return iter(self._graphs)
 
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
-        """Draw behind a token of each text, then behind that one, and so on.
+        """Draw after a token of each text, then after that one, and so on.
 
         Args:
             feeds: of a token each, at the ends of trunks that are extents.

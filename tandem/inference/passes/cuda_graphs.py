@@ -43,7 +43,7 @@ _TOKENS, _POSITIONS, _SLOTS, _ROWS, _STATES, _DRAWN, _AMONG = range(7)
 _NUMBERS = 7
 # Tokens before the rows that captured passes are compared by, a text each.
 _CONTEXTS = (5, 9)
-# Rows of a tree of two branches, by their parents, behind one more of the trunk.
+# Rows of a tree of two branches, by their parents, after one more of the trunk.
 _TREE = (0, 0, 1, 2, 3)
 _ROOM = max(_CONTEXTS) + FEW + 1
 # Total variation distance between the rows of a chain and of passes one by one: rounding makes

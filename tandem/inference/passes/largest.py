@@ -45,7 +45,7 @@ def memory_of_passes(
     """Bytes that a service's passes take beside weights and pool, measured.
 
     A probe's pool, of what the longest text takes but at most half of the memory that is
-    left, stands in for the real one: a pass may take more behind a long text. Its keys are zeros,
+    left, stands in for the real one: a pass may take more after a long text. Its keys are zeros,
     since only sizes matter.
 
     Args:

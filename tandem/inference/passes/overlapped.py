@@ -29,7 +29,7 @@ class Pipelines(Protocol):
 
 
 class OnePipeline:
-    """One group behind the other."""
+    """One group after the other."""
 
     def run(self, works: Mapping[int, Callable[[], Tensor]]) -> list[Tensor]:
         """See `Pipelines`."""
@@ -95,16 +95,16 @@ class OverlappedPass:
     Args:
         backend: whose passes they are, with layers like Llama's.
         compute: its pass.
-        exit_: layers behind which the next token is guessed; 0 where the groups are the cycles of a
+        exit_: layers after which the next token is guessed; 0 where the groups are the cycles of a
             model.
         pipelines: that run the groups.
 
     Attributes:
-        groups: that a token goes through. Where there are more layers before the exit than behind
+        groups: that a token goes through. Where there are more layers before the exit than after
             it, the layers before it are two groups, of which the first has as many layers as are
-            behind the exit: a guess goes through that one while its text's token goes through the
+            after the exit: a guess goes through that one while its text's token goes through the
             last, and neither waits for the other.
-        exit: groups behind which the next token is guessed.
+        exit: groups after which the next token is guessed.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class LlamaPass(nn.Module):
 
     Attributes:
         blocks: its layers. Those with the same weights share them.
-        cycles: how often a group of them is used, one behind the other.
+        cycles: how often a group of them is used, one after the other.
     """
 
     def __init__(self, model: PreTrainedModel, of_layers: Layers = ()) -> None:
@@ -121,7 +121,7 @@ class LlamaPass(nn.Module):
 
         Args:
             sublayers: that are computed, of the first layers.
-            exit_: gives the states [T, 1, width] behind the last of these layers too; 0 does not.
+            exit_: gives the states [T, 1, width] after the last of these layers too; 0 does not.
         """
         steps = [
             _Step(step.number, step.layer.part(*own), step.place)
@@ -148,7 +148,7 @@ class LlamaPass(nn.Module):
         return self._embedding.index_select(0, token_ids)
 
     def logits(self, states: Tensor) -> Tensor:
-        """[R, V] behind states [R, E]."""
+        """[R, V] after states [R, E]."""
         rows: Tensor = self.head(self._norm(states))
         return rows
 
@@ -322,7 +322,7 @@ class LlamaLayer(nn.Module):
             batch: the tokens.
             pool: of keys and values.
             index: of the layer in the pool, which is the number of attentions before it.
-            read: [T, *] what attention reads; None for the states behind the norm.
+            read: [T, *] what attention reads; None for the states after the norm.
         """
         if self._attends:
             states = self._attend(states, rotation, batch, pool, index, read)

@@ -45,7 +45,7 @@ class SparseView(OfDecoder):
     def __init__(self, decoder: Decoder, keys: SparseKeys, sequences: int) -> None:
         super().__init__(decoder, "sparse", keys)
         self._keys = keys
-        # As many as are left until they are chosen again, and a draft with a guess behind it.
+        # As many as are left until they are chosen again, and a draft with a guess after it.
         most = min(keys.budget + keys.chunk, decoder.about.max_length)
         self._each = most + STRIDE + 2 * LONGEST_DRAFT
         self._masked = self.masked
@@ -76,7 +76,7 @@ class SparseView(OfDecoder):
 
     @property
     def takes_trees(self) -> bool:
-        """Chains alone: what is behind a text grows in a line."""
+        """Chains alone: what is after a text grows in a line."""
         return False
 
     def reserve(self, capacity: int, nodes: int = 0, held: int | None = None) -> SparseCache | None:
@@ -122,7 +122,7 @@ class SparseView(OfDecoder):
         return output
 
     def measure(self, longest: int) -> None:
-        """See `Model`. Like all passes, they are measured behind a short text."""
+        """See `Model`. Like all passes, they are measured after a short text."""
         try:
             with torch.inference_mode():
                 self.pass_times = profile_of(self._backend, min(longest, self._each))

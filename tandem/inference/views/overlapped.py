@@ -29,7 +29,7 @@ class OverlappedDecoder:
 
     Args:
         decoder: by torch.
-        exit_: layers behind which the next token is guessed; 0 for the cycles of a model that uses
+        exit_: layers after which the next token is guessed; 0 for the cycles of a model that uses
             its layers several times.
         guesses: of a token, at a time.
         pipelines: run the groups.
@@ -37,7 +37,7 @@ class OverlappedDecoder:
     Attributes:
         vocab_size: columns of its logits.
         groups: that a token goes through.
-        exit: groups behind which the next token is guessed.
+        exit: groups after which the next token is guessed.
 
     Raises:
         StartupError: its layers cannot be told apart so, or give other rows.

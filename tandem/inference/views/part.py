@@ -23,7 +23,7 @@ class ModelView(OfDecoder):
     """Computes a part of a model that drafts for the whole (self-speculation).
 
     The first layers (LayerSkip, arXiv 2404.16710): their keys and values are what the whole would
-    compute, so that it can go on behind them (`Resumed`). Or all but some sublayers (Draft &
+    compute, so that it can go on after them (`Resumed`). Or all but some sublayers (Draft &
     Verify, arXiv 2309.08168): the whole computes the drafted rows again.
 
     Args:
@@ -50,14 +50,14 @@ class ModelView(OfDecoder):
         """Nothing is held."""
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
-        """See `Model`; what is behind an exit is noted in the feeds' caches.
+        """See `Model`; what is after an exit is noted in the feeds' caches.
 
         Raises:
             ValueError: a feed would write over the text that the whole computed.
         """
         for feed in feeds:
             if isinstance(feed.cache, ViewedCache) and feed.cache.length < feed.cache.of.length:
-                raise ValueError("a part of a model is fed behind its text alone")
+                raise ValueError("a part of a model is fed after its text alone")
         output = self._decoder.forward_part(self.part, feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)

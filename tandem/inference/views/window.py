@@ -14,7 +14,7 @@ from tandem.inference.output import PassOutput
 from tandem.inference.views.of_decoder import OfDecoder
 from tandem.speculation.tree import LONGEST_DRAFT
 
-# Keys behind the window until the oldest are left out. They are seen meanwhile.
+# Keys after the window until the oldest are left out. They are seen meanwhile.
 _FURTHER = 256
 
 
@@ -57,7 +57,7 @@ def window_of(keys: SparseKeys) -> int:
 
 
 class WindowedDecoder(OfDecoder):
-    """A small decoder behind texts that are longer than it is worth to hold (StreamingLLM, Xiao et
+    """A small decoder after texts that are longer than it is worth to hold (StreamingLLM, Xiao et
     al., arXiv 2309.17453).
 
     Keys keep the positions that they were rotated for, other than in the paper.

@@ -87,7 +87,7 @@ class VllmOptions:
 
     @property
     def tether(self) -> tuple[str, int]:
-        """Host and port by which the machines notice that one is gone: behind the leader's."""
+        """Host and port by which the machines notice that one is gone: after the leader's."""
         host, _, port = self.leader.rpartition(":")
         return host, int(port) + 1
 

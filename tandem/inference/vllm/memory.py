@@ -31,7 +31,7 @@ class BlockCache:
         memory: that the blocks are of.
         request: by which vLLM's manager knows them.
         length: positions computed and kept.
-        tokens: fed so far; those behind `length` were rejected.
+        tokens: fed so far; those after `length` were rejected.
         known: whether the ranks have heard of the sequence.
         looked_up: see `tandem.inference.kv.extents.SequenceCache`, as for `found`.
     """

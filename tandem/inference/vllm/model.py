@@ -155,7 +155,7 @@ class VllmModel(Model):
             if cache.name in fed:
                 raise ValueError("two feeds of one sequence")
             if cache.length + len(ids) > cache.capacity:
-                raise ValueError(f"{len(ids)} tokens behind {cache.length} of {cache.capacity}")
+                raise ValueError(f"{len(ids)} tokens after {cache.length} of {cache.capacity}")
             fed[cache.name] = ids
             if feed.rows > 1:
                 drafted[cache.name] = ids[1 - feed.rows :]

@@ -117,7 +117,7 @@ class Rank:
             self._send(None)
 
     def close(self) -> None:
-        """Give back what vLLM shares with other processes; behind `end`."""
+        """Give back what vLLM shares with other processes; after `end`."""
         self.core.shutdown()
         if self.device.type == "cpu":  # memory by which ranks add up, which vLLM leaves behind
             for shared in Path("/dev/shm").glob(f"{self._port}-*-cpushm_*"):
@@ -182,7 +182,7 @@ def _start(plan: RankPlan) -> EngineCore:
 
 
 def _sentence(error: Exception) -> str:
-    """What an error says. A fault of a setting has its sentence behind its first line."""
+    """What an error says. A fault of a setting has its sentence after its first line."""
     if isinstance(error, ValidationError):
         return "; ".join(str(fault["msg"]) for fault in error.errors(include_url=False))
     return f"{type(error).__name__}: {first_line(error)}"

@@ -27,7 +27,7 @@ class RaggedPass(SchedulerOutput):  # type: ignore[misc]
     """A pass, as vLLM's scheduler would describe it, and its tokens.
 
     Attributes:
-        tokens: of each sequence, at the positions behind those that are computed.
+        tokens: of each sequence, at the positions after those that are computed.
     """
 
     tokens: dict[str, list[int]] = field(default_factory=dict)

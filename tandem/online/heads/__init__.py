@@ -1,1 +1,1 @@
-"""Heads that learn: from hidden states of the target, and its rows at the places behind them."""
+"""Heads that learn: from hidden states of the target, and its rows at the places after them."""

@@ -30,7 +30,7 @@ class HeadLearner(WeightsInTraining):
     """Weights of a head in training.
 
     A step's loss is Σ λ^(k - 1) ℓ_k over depths k (Medusa, arXiv 2401.10774, equation 1), where ℓ_k
-    is the mean distance from the target's rows k places behind the states, of the traffic and of
+    is the mean distance from the target's rows k places after the states, of the traffic and of
     home texts.
 
     Args:

@@ -1,4 +1,4 @@
-"""Hidden states of kept texts, with what the target said at the places behind them."""
+"""Hidden states of kept texts, with what the target said at the places after them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tandem.online.learner import ToldRows, told_rows
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Places that a head drafts behind, among places that the target said a row of.
+    """Places that a head drafts after, among places that the target said a row of.
 
     Attributes:
         states: [m, layers, width] float32, of the target at all places.
         told: [m] its rows there.
-        following: [m] int64, the token that came behind each place.
+        following: [m] int64, the token that came after each place.
         at: [n] int64, the roots among the places.
-        paths: [n, depths] int64, the tokens behind each root; 0 behind a text's end.
-        rows: [n, depths] int64: of each depth the place that many behind the root, whose row says
+        paths: [n, depths] int64, the tokens after each root; 0 after a text's end.
+        rows: [n, depths] int64: of each depth the place that many after the root, whose row says
             its token; −1 where none is known.
         text: [n] int64, which text a root is of.
     """
@@ -71,7 +71,7 @@ def roots_of(
         inside = slice(begin, begin + most + depths)  # with the rows of the last roots
         places = text.places[inside].astype(np.int64)
         following = text.token_ids[places + 1].astype(np.int64)
-        # Which row is that of each place of the text; none is behind its end.
+        # Which row is that of each place of the text; none is after its end.
         row_of = np.full(len(text.token_ids) + depths, -1)
         row_of[places] = np.where(following < vocabulary, count + np.arange(len(places)), -1)
         tokens = np.concatenate([text.token_ids.astype(np.int64), np.zeros(depths, np.int64)])

@@ -333,7 +333,7 @@ class Speculation(google.protobuf.message.Message):
     gamma: builtins.int
     """gamma is the number of tokens drafted in a round, 0..max_gamma; 0 decodes plainly, without a
     drafter. A round drafts fewer if less than that is left of max_new_tokens, or of what the
-    drafter can hold; behind that it drafts none. Default: the orchestrator's setting, or 0 where
+    drafter can hold; after that it drafts none. Default: the orchestrator's setting, or 0 where
     drafts have no room (see Stopping.max_new_tokens). With the setting auto each round has the
     length, possibly 0, with the most expected tokens per second under the current load; a seed then
     repeats the law, but not the text. With auto, greedy_block drafts 4.
@@ -720,7 +720,7 @@ class Summary(google.protobuf.message.Message):
     can give another text (of the same law).
     """
     tail: builtins.str
-    """tail is text behind that of all tokens: what was held back for a stop string, where no token
+    """tail is text after that of all tokens: what was held back for a stop string, where no token
     could come any more (FINISH_REASON_DEAD_END).
     """
     cached_tokens: builtins.int

@@ -165,7 +165,7 @@ class Peer(ABC):
         return bool(done)
 
     def _move_to(self, newer: _Connection) -> None:
-        """Begin all that is new there, and leave the old connection behind its last text."""
+        """Begin all that is new there, and leave the old connection after its last text."""
         older, self._now = self._now, newer
         self._leaving[older] = asyncio.create_task(self._leave(older))
 

@@ -208,7 +208,7 @@ class VerifyCall:
         drafted: DraftReply | None,
         decided: VerdictReply,
     ) -> None:
-        """The spans of a round that the target did by itself, one step behind the other."""
+        """The spans of a round that the target did by itself, one step after the other."""
         depth, nodes = (drafted.gamma, len(drafted.token_ids)) if drafted else (0, 0)
         round_of = {"tandem.round": round_, "tandem.depth": depth, "tandem.nodes": nodes}
         verify = {"tandem.place": decided.place, "tandem.accepted": decided.num_accepted}

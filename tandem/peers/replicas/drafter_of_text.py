@@ -17,7 +17,7 @@ from tandem.speculation.feedback import NO_FEEDBACK, FeedbackWanted
 
 
 class DrafterOfText:
-    """Makes a text's sequences on drafters, one behind the other.
+    """Makes a text's sequences on drafters, one after the other.
 
     Attributes:
         replica: that serves it now; None where none does.

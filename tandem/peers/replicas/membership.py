@@ -133,7 +133,7 @@ class Replicas(Generic[C]):
             self._changed()
 
     async def _let_go(self, address: str, replica: Replica[C]) -> None:
-        """Close a replica behind its last text, unless its name has it again by then."""
+        """Close a replica after its last text, unless its name has it again by then."""
         await replica.idle.wait()
         if replica.leaving:
             del self._replicas[address]

@@ -26,7 +26,7 @@ class Prompt:
         first_round: number of the target's first round.
         max_new_tokens: that may still be emitted.
         target_vocab_size: bounds every id, drafted or emitted.
-        end_token_ids: behind which no round is wanted any more.
+        end_token_ids: after which no round is wanted any more.
         verifier_options: of the rule, by their names.
         emitted_tokens: how many of `token_ids` are not the prompt's.
         log_probs: that come with emitted tokens; None for none.
@@ -115,13 +115,13 @@ class DraftReply:
 
     Attributes:
         token_ids: drafted; may be none.
-        parents: the place that each hangs at, 0 the first one and i + 1 behind token i; None for
+        parents: the place that each hangs at, 0 the first one and i + 1 after token i; None for
             a chain.
         payload: the draft with its distributions, for the target, unread.
         payload_bytes: size of the distributions.
         times: the drafter's.
         asked: the size that was asked for, where the target drafted: perhaps some rounds ago.
-        ahead: how the next drafts were asked to be prepared behind this one.
+        ahead: how the next drafts were asked to be prepared after this one.
         prepared: what of it had been prepared; None where nothing was.
     """
 
@@ -169,7 +169,7 @@ class VerdictReply:
         times: the target's.
         carry: the rule's state, for another target, unread.
         feedback: what the drafter wants to know of the round, unread; None where nothing came.
-        dead_end: no token may come behind the kept ones: `next_token` is none, and the text ends.
+        dead_end: no token may come after the kept ones: `next_token` is none, and the text ends.
         log_probs: of each emitted token, where they are wanted.
         prompt_log_probs: the prompt's tokens with theirs, with the first verdict; the first token
             has none.
@@ -215,7 +215,7 @@ class TextDrafter(Protocol):
         needs_every_draft: bool,
         ahead: AheadWay = AheadWay.NOTHING,
     ) -> DraftReply:
-        """Move the sequence on and draft behind it: gamma tokens, or fewer unless the rule
+        """Move the sequence on and draft after it: gamma tokens, or fewer unless the rule
         `needs_every_draft`.
 
         Args:
@@ -224,7 +224,7 @@ class TextDrafter(Protocol):
             news: since then.
             size: of the draft.
             needs_every_draft: no fewer tokens will do.
-            ahead: how the next drafts are prepared behind this one.
+            ahead: how the next drafts are prepared after this one.
 
         Raises:
             ShortDraft: there are fewer.

@@ -44,7 +44,7 @@ class DrafterWithFailover:
 
     It is opened beside the target, or later, when the first draft is wanted; it is let go where
     none has been wanted for long. One that fails is left, and another one, or the same when it is
-    back, is opened behind what was emitted: rounds go on without drafts until then, or wait for it.
+    back, is opened after what was emitted: rounds go on without drafts until then, or wait for it.
 
     Attributes:
         lost: whether a drafter failed on the way, or was wanted and not there.
@@ -164,7 +164,7 @@ class DrafterWithFailover:
             round_: number of the round.
             length: of the text so far, in tokens.
             size: of the draft.
-            ahead: how the next drafts are prepared behind this one.
+            ahead: how the next drafts are prepared after this one.
 
         Raises:
             DrafterLost: the rule cannot go on without.

@@ -95,7 +95,7 @@ class Rule:
     Attributes:
         name: as requests name it.
         needs_every_draft: whether each of its drafts must be there, at full length, by a drafter
-            that is pure; and no client can go on behind what it received.
+            that is pure; and no client can go on after what it received.
         options: that a request may set: of each the default, the least and the largest value.
     """
 

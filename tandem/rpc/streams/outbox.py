@@ -24,7 +24,7 @@ class Outbox:
     """Encoded messages, in order.
 
     A message of a stream is a list of entries, and so the encoding of several messages, one
-    behind the other, is that of one with all their entries: nothing is encoded twice.
+    after the other, is that of one with all their entries: nothing is encoded twice.
 
     A write waits until the loop has had its turn, so that what other sequences say at the same
     time goes with it.

@@ -31,7 +31,7 @@ from tandem.rpc.streams.sequence import ServedSequence
 MAX_REQUESTS = 1024
 # Answers that wait for a caller who does not read them, before no more requests are read.
 _MAX_WAITING_BYTES = 4 << 20
-# How long a stream is new: its first request is behind it on the wire, if there is to be any.
+# How long a stream is new: its first request is after it on the wire, if there is to be any.
 _NEW_SECONDS = 1.0
 # gRPC sends no status while a write is on its way, and a caller would wait for it for ever. A write
 # that is not read takes for ever itself.

@@ -50,7 +50,7 @@ class Shaping:
         presence_penalty: subtracted once for a token that was generated. [-2, 2].
         min_tokens: until this number was generated, `end_token_ids` are forbidden.
         end_token_ids: that would end the text.
-        bad_words: sequences of tokens, the last of which is forbidden behind the others.
+        bad_words: sequences of tokens, the last of which is forbidden after the others.
         grammar: that the text keeps to; None for none.
 
     Raises:

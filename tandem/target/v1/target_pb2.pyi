@@ -535,7 +535,7 @@ class Verdict(google.protobuf.message.Message):
     the answer to `verify`.
     """
     dead_end: builtins.bool
-    """dead_end: sampling.shaping lets no token come behind the kept ones. The text has ended, and so
+    """dead_end: sampling.shaping lets no token come after the kept ones. The text has ended, and so
     has its run; no step may follow.
     """
     @property

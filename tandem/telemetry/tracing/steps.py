@@ -103,7 +103,7 @@ def write_inside(
 ) -> int:
     """Write the spans of a step that a service did without a request for it, by its own times.
 
-    The stages are put one behind the other up to the step's end. What began before the wait for
+    The stages are put one after the other up to the step's end. What began before the wait for
     its result is cut off there.
 
     Args:

@@ -1,4 +1,4 @@
-"""What rules share that test each drafted token alone and put the target's likeliest one behind."""
+"""What rules share that test each drafted token alone and put the target's likeliest one after."""
 
 from __future__ import annotations
 

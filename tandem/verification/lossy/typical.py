@@ -35,7 +35,7 @@ class TypicalVerifier(Verifier[View]):
     """Keeps the longest path of tokens with p(x) > min(epsilon, delta * exp(-H(p))).
 
     H is the entropy of the target's row p, in nats. Of paths of one length the likeliest is kept.
-    The next token is drawn from the target's row behind it. At temperature 0 each kept token is the
+    The next token is drawn from the target's row after it. At temperature 0 each kept token is the
     target's likeliest one, so the text is the plain one.
 
     Attributes:
@@ -91,7 +91,7 @@ class TypicalVerifier(Verifier[View]):
         return Verdict(place, kept, draw(law, uniforms[:, -1]), [None] * batch)
 
     def _asked(self, p: Tensor) -> Tensor:
-        """[...]: the least probability of a kept token behind rows [..., V]."""
+        """[...]: the least probability of a kept token after rows [..., V]."""
         entropy = -(p * (p + _LEAST).log()).sum(-1)
         return (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
 

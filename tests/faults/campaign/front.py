@@ -41,7 +41,7 @@ class Front:
 
     Attributes:
         addresses: theirs.
-        rounds: that the target behind them has been asked for.
+        rounds: that the target after them has been asked for.
     """
 
     def __init__(self, places: dict[str, str], logs: Path) -> None:

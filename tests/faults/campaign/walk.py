@@ -42,7 +42,7 @@ class Moment:
         state: of a text on it.
         number: the signal.
         pause: seconds that a stopped one stands still.
-        late: seconds behind the message, for states in which the service works.
+        late: seconds after the message, for states in which the service works.
         pick: chooses among those that live.
     """
 

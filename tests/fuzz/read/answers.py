@@ -74,7 +74,7 @@ class Draftings(Answers):
 
 
 class Prepareds(Answers):
-    """Of a drafter that sends what it has prepared behind outcomes of a round."""
+    """Of a drafter that sends what it has prepared after outcomes of a round."""
 
     name = "prepared"
     seeds = seeds.PREPARED

@@ -56,7 +56,7 @@ DraftedStep = drafter_pb2.DraftedStep
 
 
 class Patience:
-    """Verdicts that wait until all is prepared behind the draft that they are about, and received
+    """Verdicts that wait until all is prepared after the draft that they are about, and received
     where it is sent.
 
     Attributes:
@@ -103,11 +103,11 @@ class Patience:
         patch.setattr(VerifiedSequence, "_step", decide)
 
     def nothing_more(self, text: str, round_: int) -> None:
-        """Nothing will be prepared behind the draft of a round."""
+        """Nothing will be prepared after the draft of a round."""
         self._begun[text, round_].set_result(None)
 
     async def prepared(self, text: str, round_: int) -> None:
-        """All that is to be, behind the draft of a round."""
+        """All that is to be, after the draft of a round."""
         if (preparing := await self._begun[text, round_]) is not None:
             with suppress(asyncio.CancelledError):
                 await preparing
@@ -399,7 +399,7 @@ def test_more_ahead_than_a_sequence_has_room_for_is_refused(random_pair: tuple[P
     )
     with pytest.raises(StartupError, match="AHEAD=64: a sequence of 64 tokens takes 209 positions"):
         load(small)
-    # Without a length it is what leaves room for them, and a token and one behind it at least.
+    # Without a length it is what leaves room for them, and a token and one after it at least.
     with pytest.raises(StartupError, match="AHEAD=64: a sequence of 2 tokens takes 147 positions"):
         load(small.model_copy(update={"max_length": 0}))
     fits = load(small.model_copy(update={"max_length": 0, "cache_tokens": 200}))

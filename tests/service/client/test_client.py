@@ -168,7 +168,7 @@ async def test_choices_and_schemas_are_kept_to(served: Served) -> None:
         text = await client.generate(PROMPT, choice=["one", "two"], max_new_tokens=9)
         assert str(await client.generate(PROMPT, choice="one", max_new_tokens=9)) == "one"
         words = (await client.generate(PROMPT, bad_words="self", max_new_tokens=1)).summary
-        assert len(words.effective.sampling.shaping.bad_words) == 2, "as it is, and behind a space"
+        assert len(words.effective.sampling.shaping.bad_words) == 2, "as it is, and after a space"
         number = await client.generate(PROMPT, json_schema='{"enum": [1, 2]}', max_new_tokens=9)
     assert str(text) in ("one", "two")
     assert number.text.strip() in ("1", "2")

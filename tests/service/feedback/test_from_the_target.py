@@ -25,7 +25,7 @@ from tests.support.wire.talk import Talk
 
 HALF, WHOLE = common_pb2.HIDDEN_DTYPE_BFLOAT16, common_pb2.HIDDEN_DTYPE_FLOAT32
 PROMPT = [1, 2, 0, 3]
-# Two draws at place 0, and one behind each; as certain tokens.
+# Two draws at place 0, and one after each; as certain tokens.
 TREE = common_pb2.Draft(token_ids=[2, 0, 3, 4], parents=[0, 0, 1, 2])
 
 

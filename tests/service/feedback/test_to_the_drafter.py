@@ -68,7 +68,7 @@ class Listener(Drafter):
 
     def check(self, text: list[int], target: Path) -> int:
         """That it heard of each position once, from the prompt's last three on: of all but the last
-        token at each draft. Returns the position behind the last one."""
+        token at each draft. Returns the position after the last one."""
         states, position = expected(target, text), len(PROMPT) - SPEC.prompt_tokens
         for before, feature in self.heard:
             assert before == text[: len(before)]
@@ -136,7 +136,7 @@ async def test_a_drafter_hears_of_each_position_once(
             reply = await stub.Complete(asked_for(seed))
             text = [*PROMPT, *reply.token_ids]
             position = listener.check(text, random_pair[1])
-            # Behind the last draft too, though nobody is told of it any more.
+            # After the last draft too, though nobody is told of it any more.
             least = (position - 1) * SPEC.state_bytes
             assert least < reply.summary.feedback_bytes <= len(text) * SPEC.state_bytes
 

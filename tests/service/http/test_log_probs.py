@@ -32,7 +32,7 @@ def model(embedded_pair: tuple[Path, Path]) -> Any:
 
 
 def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """[T, V] logits, row i behind token i."""
+    """[T, V] logits, row i after token i."""
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([list(ids)])).logits[0]
     return logits
@@ -140,7 +140,7 @@ async def test_echo_tells_those_of_the_prompt(fronts: Fronts, model: Any) -> Non
 
 
 async def test_offsets_are_places_in_the_text(fronts: Fronts) -> None:
-    """Also where characters have several tokens, and never behind a stop string."""
+    """Also where characters have several tokens, and never after a stop string."""
     prompt = "# 🎉🔥 日本語\nx = "
     asked: dict[str, Any] = {"model": "target", "echo": True, "logprobs": 0, "temperature": 0}
     plain = (await fronts.openai.completions.create(prompt=PROMPT, max_tokens=24, **asked)).choices

@@ -171,7 +171,7 @@ async def test_drafts_follow_rounds_that_others_drafted(inside: Inside) -> None:
 
 
 def _earlier(tokens: list[int], length: int) -> int | None:
-    """Behind the latest earlier place of the last tokens."""
+    """After the latest earlier place of the last tokens."""
     tail = tokens[-length:]
     starts = range(len(tokens) - length - 1, -1, -1)
     return next((i + length for i in starts if tokens[i : i + length] == tail), None)
@@ -321,7 +321,7 @@ def drafting_fake() -> FakeTarget:
 
 @pytest.mark.parametrize("verifier", ["block", "greedy_block"])
 async def test_a_target_that_is_lost_amid_its_drafts_loses_no_token(verifier: str) -> None:
-    """Another one goes on behind the rounds that the lost one may have decided unseen."""
+    """Another one goes on after the rounds that the lost one may have decided unseen."""
     targets = drafting_fake(), drafting_fake()
     for fake in targets:
         fake.drafts.pure = True  # type: ignore[union-attr]

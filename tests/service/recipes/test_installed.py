@@ -43,7 +43,7 @@ async def test_texts_with_the_method_follow_the_targets_law(random_pair: tuple[P
 
 
 class Served:
-    """A target that drafts by `repeat` itself, behind an orchestrator."""
+    """A target that drafts by `repeat` itself, after an orchestrator."""
 
     def __init__(self, stub: Any) -> None:
         self.stub = stub

@@ -24,7 +24,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 OTHERS = pytest.mark.campaign(
-    "the law through sockets: certain tokens alone, and behind drawn ones, by a drafter that is"
+    "the law through sockets: certain tokens alone, and after drawn ones, by a drafter that is"
     " told predictions",
     "`lookahead` and `masks` (this file); each method enumerated (unit/drafting)",
 )

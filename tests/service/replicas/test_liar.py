@@ -37,7 +37,7 @@ class Liar(FakeDrafter):
 
     @torch.inference_mode()
     def law(self, tokens: list[int]) -> list[float]:
-        """The target's, behind a text."""
+        """The target's, after a text."""
         logits = self._target(torch.tensor([tokens])).logits[0, -1:]
         found: list[float] = process(logits, [_SAMPLING])[0].tolist()
         return found

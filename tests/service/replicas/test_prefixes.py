@@ -77,7 +77,7 @@ def plain(**changes: Any) -> Any:
 
 
 async def chat(stub: Any, number: int, **changes: Any) -> list[Any]:
-    """A chat's turns, one behind the other; returns their summaries."""
+    """A chat's turns, one after the other; returns their summaries."""
     numbers, tokens, summaries = random.Random(number + 1), list(SYSTEM), []
     stopping = {"max_new_tokens": ANSWER}
     for _ in range(TURNS):

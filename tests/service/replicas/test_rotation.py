@@ -232,7 +232,7 @@ async def test_credentials_that_are_not_taken_yet_are_tried_again(
         assert (await client.model_info(5.0)).info.model == "fake"
         later.trust(old, new)
         await until(lambda: seen == [True] * 3)
-        # Left connections are closed, each behind its last sequence.
+        # Left connections are closed, each after its last sequence.
         await until(lambda: not client._leaving)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -28,7 +28,7 @@ class Bounded(FakeDrafter):
     """Refuses to hold more than it said, as a real one does.
 
     Attributes:
-        longest: text that it has drafted behind or for, in tokens.
+        longest: text that it has drafted after or for, in tokens.
         ends: text that each opening announced.
     """
 

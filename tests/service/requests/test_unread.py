@@ -104,7 +104,7 @@ async def test_a_drain_does_not_wait_for_who_reads_nothing() -> None:
             await asyncio.wait_for(server.stop(10**6), HANG_SECONDS)
             tokens += [token.id async for reply in moving for token in reply.round.tokens]
             assert tokens == target.text(20)
-            with pytest.raises(grpc.aio.AioRpcError):  # no status goes out behind what is unread
+            with pytest.raises(grpc.aio.AioRpcError):  # no status goes out after what is unread
                 async for _ in unread:
                     pass
 

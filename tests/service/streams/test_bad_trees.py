@@ -40,7 +40,7 @@ TWO = rows({0: 9, 1: 5, 2: 65535}, {3: 65535, 4: 7})
 
 
 def tree(**changes: Any) -> target_pb2.SequenceRequest:
-    """Two draws from one row, and one behind each."""
+    """Two draws from one row, and one after each."""
     fields: dict[str, Any] = {
         "token_ids": [2, 0, 3, 4],
         "parents": [0, 0, 1, 2],
@@ -83,7 +83,7 @@ REFUSED: list[tuple[target_pb2.SequenceRequest, target_pb2.SequenceRequest | Non
         tree(token_ids=[2, 2, 3, 4], parents=[0, 0, 1, 1], distinct_siblings=True),
         "draft.token_ids[1] = 2 repeats one of its distinct siblings",
     ),
-    (opened(), tree(token_ids=[2, 2, 3, 4]), "draft.parents[3] = 2 is behind a repeated"),
+    (opened(), tree(token_ids=[2, 2, 3, 4]), "draft.parents[3] = 2 is after a repeated"),
     (
         opened("spectr"),
         tree(row_of=[0, 2, 1, 1], rows=rows({2: 9, 0: 1}, {3: 9, 4: 1}, {0: 1, 1: 1})),

@@ -68,7 +68,7 @@ async def one_by_one(stack: Stack, count: int) -> list[int]:
     ids=["at once", "one by one", "while it is on", "all ahead", "changed to steps in between"],
 )
 async def test_a_run_is_its_rounds(stack: Stack, grants: list[list[int]]) -> None:
-    """Whether rounds are asked for at once, behind the others, or amid them."""
+    """Whether rounds are asked for at once, after the others, or amid them."""
     expected = await one_by_one(stack, 12)
     talk, token = await opened(stack)
     verdicts = Verdicts(talk)
@@ -79,7 +79,7 @@ async def test_a_run_is_its_rounds(stack: Stack, grants: list[list[int]]) -> Non
         if together[0]:
             first = more(together[0]) if last else run_step(rounds=together[0])
             await talk.write(first, *(more(count) for count in together[1:]))
-        else:  # a step of its own ends a run, behind which another begins
+        else:  # a step of its own ends a run, after which another begins
             answer = await talk.ask(verify_step(round=last + 1, position=4 + last, **PLAIN))
             tokens.append(answer.verdict.next_token_id)
             rounds.append(last + 1)

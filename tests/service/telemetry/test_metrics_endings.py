@@ -137,7 +137,7 @@ async def test_a_request_is_booked_once(ending: Ending, status: str, reason: str
     async with metered(FakeDrafter(), target) as service:
         await ending(service, target)
         assert await service.ends(1) == {(status, reason): 1}
-        # Nothing comes behind it, and a text that is right is one more.
+        # Nothing comes after it, and a text that is right is one more.
         target.interfere = FakeTarget().interfere
         await service.stub.Complete(request(stopping={"max_new_tokens": 1}))
         assert await service.ends(2) == Counter([(status, reason), ("OK", "length")])

@@ -1,4 +1,4 @@
-"""Enumerates prepared drafts: behind each outcome they have the law of drafts that were not."""
+"""Enumerates prepared drafts: after each outcome they have the law of drafts that were not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration, key_of
 from tests.support.laws.tables import PROMPT, Answering, Chooser, runs
 
-# A draft, all that its sequence holds behind it, and their probability.
+# A draft, all that its sequence holds after it, and their probability.
 Law = dict[Any, float]
 ROUND = 7
 
@@ -31,7 +31,7 @@ def law_of(drafts: Sequence[Draft], weights: Sequence[float], after: Sequence[by
 
 
 class PreparedDrafts:
-    """Each second draft of whole decodings, prepared behind all outcomes of the first.
+    """Each second draft of whole decodings, prepared after all outcomes of the first.
 
     Attributes:
         came: how often an outcome was prepared, and how often not.

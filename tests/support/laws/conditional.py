@@ -1,4 +1,4 @@
-"""The law of texts, token by token behind what each has before it: of any length, by no
+"""The law of texts, token by token after what each has before it: of any length, by no
 enumeration."""
 
 from __future__ import annotations

@@ -50,12 +50,12 @@ def random_tree(rng: random.Random, count: int) -> Draft:
 
 
 Tables = dict[tuple[int, ...], Tensor]
-# The drafts behind a text, each with its chance.
+# The drafts after a text, each with its chance.
 Drafts = Callable[[tuple[int, ...]], Iterable[tuple[Draft, float]]]
 
 
 def random_tables(rng: np.random.Generator, longest: int) -> Tables:
-    """A row of three tokens behind each text of up to so many tokens."""
+    """A row of three tokens after each text of up to so many tokens."""
     texts = [text for n in range(longest + 1) for text in product(range(3), repeat=n)]
     return {text: torch.from_numpy(rng.normal(size=3)).softmax(-1) for text in texts}
 

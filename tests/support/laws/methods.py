@@ -87,7 +87,7 @@ class Enumeration:
         late: features of some rounds never come.
         room: of each cache, beside a text and its draft.
         garbled: what becomes of predictions on their way.
-        scored: the tokens that the target computes a place of a draft behind: those that lead
+        scored: the tokens that the target computes a place of a draft after: those that lead
             there, if it is right.
         found: numbers that were found before, by all that they follow from.
 
@@ -171,7 +171,7 @@ class Enumeration:
         return self._laws[text]
 
     def _known(self, text: Text) -> npt.NDArray[np.int64] | None:
-        """The target's own row behind a text, if it has one; else that of a guess."""
+        """The target's own row after a text, if it has one; else that of a guess."""
         behind = text[len(PROMPT) :]
         plain = len(behind) < self.length and max(behind, default=0) < VOCAB_SIZE
         return self._target.row(behind) if plain else None
@@ -290,15 +290,15 @@ class Enumeration:
         for found in self._outcomes.values():
             for draft in found.drafts:
                 if draft.depth != found.asked:
-                    return f"drafted {draft.depth} of {found.asked} behind {found.text}"
+                    return f"drafted {draft.depth} of {found.asked} after {found.text}"
                 for node, place in enumerate(draft.places()):
                     before = (*found.text, *_path(draft, place))
                     row = _row_of(draft, node)
                     other, began = rows.setdefault(before, (row, found.text))
                     if other != row:
                         return (
-                            f"behind {before} a round that began behind {began} has the row"
-                            f" {other}, one that began behind {found.text} has {row}"
+                            f"after {before} a round that began after {began} has the row"
+                            f" {other}, one that began after {found.text} has {row}"
                         )
         return ""
 

@@ -51,7 +51,7 @@ def shaped(shaping: Shaping, prompt: Sequence[int], emitted: Sequence[int] = ())
 def law_of(
     logits: npt.NDArray[np.float64], shaping: Shaping, prompt: Sequence[int], text: Sequence[int]
 ) -> npt.NDArray[np.float64] | None:
-    """The distribution behind a text, from the target's logits there; None where none may come."""
+    """The distribution after a text, from the target's logits there; None where none may come."""
     scores = []
     for token, score in enumerate(logits.tolist()):
         score += dict(shaping.logit_bias).get(token, 0.0)

@@ -172,7 +172,7 @@ class HeadTable(Table):
         self.by_depth = by_depth
 
     def of_depth(self, text: Text, depth: int) -> npt.NDArray[np.int64]:
-        """The row of a depth behind the text of a feature."""
+        """The row of a depth after the text of a feature."""
         random = np.random.default_rng((self._seed, depth, *text))
         row = random.integers(1, 60, VOCAB_SIZE)
         if self._zeros:
@@ -216,7 +216,7 @@ class Answering:
 
     Attributes:
         text: that every cache must hold; None during a prefill.
-        explores: of prepared drafts, by the text that a draw is behind: whether all outcomes are of
+        explores: of prepared drafts, by the text that a draw is after: whether all outcomes are of
             interest; else one will do.
 
     Args:
@@ -231,7 +231,7 @@ class Answering:
         self._chooser = chooser
         self._found = {} if found is None else found
         self.text = text
-        self._told: Text = ()  # by features, with the token behind the last one
+        self._told: Text = ()  # by features, with the token after the last one
         self.explores: Callable[[Text], bool] = lambda text: True
 
     def run(self, steps: Steps[Any], passes: int = 1 << 30) -> Any:
@@ -351,7 +351,7 @@ class Answering:
         )
 
     def _draw_chain(self, ask: Draw) -> list[DrawnToken]:
-        """What is asked for, and of what follows some: drafts go on behind one answer or two."""
+        """What is asked for, and of what follows some: drafts go on after one answer or two."""
         drawn = self._draw(ask, self._laws(ask))
         if ask.follow:
             again = replace(ask, feed=Feed(ask.feed.cache, drawn[-1], 1), node=ask.node + 1)
@@ -398,7 +398,7 @@ class Answering:
         assert isinstance(scorer, Table)
         if not isinstance(scorer, HeadTable):
             return [scorer.row(text[len(PROMPT) :]) for text in self._feed(feed)[-feed.rows :]]
-        if feed.features is None:  # behind guesses
+        if feed.features is None:  # after guesses
             return [
                 scorer.row((*self._told[len(PROMPT) :], *seen[feed.cache.length :]))
                 for seen in self._feed(feed)[-feed.rows :]
@@ -436,7 +436,7 @@ def runs(run: Callable[[Chooser], Any]) -> Iterator[tuple[Any, float]]:
         yield result, chooser.weight
 
 
-# Integer weights of every token behind tokens; ids beyond the vocabulary are extra embeddings.
+# Integer weights of every token after tokens; ids beyond the vocabulary are extra embeddings.
 Rows = Callable[[tuple[int, ...]], npt.NDArray[np.int64]]
 
 
@@ -450,7 +450,7 @@ def predictions_of(
         draft: with its probes.
         place: where the round ended.
         text: before the round.
-        row: of the target, behind any tokens.
+        row: of the target, after any tokens.
     """
     count, probes = len(draft), draft.probes
     paths = [
@@ -477,7 +477,7 @@ def predictions_of(
 def extended(
     seed: int, vocab_size: int, known: Callable[[tuple[int, ...]], npt.NDArray[np.int64] | None]
 ) -> Rows:
-    """A target's rows behind any tokens: its own where it has them, else some that hang on all
+    """A target's rows after any tokens: its own where it has them, else some that hang on all
     tokens before.
 
     Args:

@@ -149,7 +149,7 @@ SUPPORTED = (
         "alternating sliding windows, full layers without positions",
         {**_GROUPED, **_ALTERNATING, "logit_scale": 1.0},
     ),
-    Architecture("OLMo 2", "olmo2", "norms behind the blocks", _PAIRS),
+    Architecture("OLMo 2", "olmo2", "norms after the blocks", _PAIRS),
     Architecture("OLMo 3", "olmo3", "alternating sliding windows", {**_PAIRS, **_ALTERNATING}),
     Architecture("GLM-4", "glm4", "partial RoPE, norms around the blocks", _GROUPED),
     Architecture(

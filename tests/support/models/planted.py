@@ -110,7 +110,7 @@ def widen_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_keys_of_a_rejected_draft(patch: pytest.MonkeyPatch) -> None:
-    """A slot's first key stays, whatever is written behind a rollback."""
+    """A slot's first key stays, whatever is written after a rollback."""
     right = KVPool.write
     written: dict[tuple[int, int], set[int]] = {}
 

@@ -91,7 +91,7 @@ def drafts() -> dict[str, Draft]:
 
 
 def probed(draft: Draft, count: int = 40, extra: int = EXTRA) -> Draft:
-    """The draft with probes at all places, and behind each other."""
+    """The draft with probes at all places, and after each other."""
     rng = np.random.default_rng(len(draft))
     homes = draft.homes()
     places = [0, *(node for node, home in enumerate(homes, 1) if home == node)]

@@ -86,14 +86,14 @@ OF_VIEWS = (
         (_RUN_LAW,),
     ),
     Mutant(
-        "views: rows behind a rejection are gone on with",
+        "views: rows after a rejection are gone on with",
         _VIEWED,
         "self.exit_states, self.nodes = [], None",
         "self.nodes = None",
         (_RUN_LAW,),
     ),
     Mutant(
-        "views: a part goes on behind its own rows, whatever was kept",
+        "views: a part goes on after its own rows, whatever was kept",
         _VIEWED,
         "if text - 1 <= self.of.length:",
         "if agreed < 0:",

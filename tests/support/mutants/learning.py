@@ -24,14 +24,14 @@ OF_DISTILLATION = (
         (_DISTILLED,),
     ),
     Mutant(
-        "distillation: places behind the end of a text count",
+        "distillation: places after the end of a text count",
         "tandem/distillation/training_texts.py",
         "return counts & (ended.cumsum(1)[:, :-1] == 0)",
         "return counts & (ended.cumsum(1)[:, :-1] >= 0)",
         (_TRAINED_ON,),
     ),
     Mutant(
-        "distillation: what the target said belongs to the place behind",
+        "distillation: what the target said belongs to the place after",
         "tandem/distillation/teachers.py",
         "told.log_probs[:, place - 1], told.ids[:, place - 1] = values, ids",
         "told.log_probs[:, place - 2], told.ids[:, place - 2] = values, ids",
@@ -61,7 +61,7 @@ _SERVED = "tests/service/online/test_online.py"
 
 OF_ONLINE = (
     Mutant(
-        "online: a row is kept at the place behind its own",
+        "online: a row is kept at the place after its own",
         _KEPT,
         "first = len(self.token_ids) - 1",
         "first = len(self.token_ids)",
@@ -96,7 +96,7 @@ OF_ONLINE = (
         (_TRAINED,),
     ),
     Mutant(
-        "online: texts behind one system prompt are all on one side",
+        "online: texts after one system prompt are all on one side",
         "tandem/online/holdout.py",
         "found, crowded = hashed.digest(), count > most",
         "pass",
@@ -165,7 +165,7 @@ OF_ONLINE_HEADS = (
         (_HEADS,),
     ),
     Mutant(
-        "online heads: a row behind a gap is that of another place",
+        "online heads: a row after a gap is that of another place",
         "tandem/online/heads/roots.py",
         "row_of = np.full(len(text.token_ids) + depths, -1)",
         "row_of = np.full(len(text.token_ids) + depths, 0)",
@@ -179,7 +179,7 @@ OF_ONLINE_HEADS = (
         (_HEADS,),
     ),
     Mutant(
-        "online heads: a chain goes on behind a rejected token",
+        "online heads: a chain goes on after a rejected token",
         "tandem/online/heads/learner.py",
         "accepted = overlaps.cumprod(1).sum(1)",
         "accepted = overlaps.sum(1)",
@@ -214,7 +214,7 @@ OF_ONLINE_HEADS = (
         (_HEADS,),
     ),
     Mutant(
-        "online heads: what was learnt is forgotten behind a restart",
+        "online heads: what was learnt is forgotten after a restart",
         "tandem/inference/heads/load.py",
         "if source.learnt != NOTHING_LEARNT:",
         "if False:",

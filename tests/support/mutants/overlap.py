@@ -29,7 +29,7 @@ OF_OVERLAP = (
         _TESTS,
     ),
     Mutant(
-        "overlap: guesses behind a wrong one stay",
+        "overlap: guesses after a wrong one stay",
         _FLIGHT,
         "if right or parent in kept:",
         "if right or row > 2 and parent > 1 or parent in kept:",

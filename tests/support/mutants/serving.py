@@ -200,7 +200,7 @@ OF_CHAINS = (
         (_CAPTURED,),
     ),
     Mutant(
-        "chains: each token is drawn behind the first",
+        "chains: each token is drawn after the first",
         _CHAINS,
         "tokens = drawn[:, 0]",
         "tokens = self._tokens",
@@ -221,7 +221,7 @@ OF_CHAINS = (
         (_ON_DEVICE,),
     ),
     Mutant(
-        "chains: a token behind a row that is not finite comes home",
+        "chains: a token after a row that is not finite comes home",
         _HOME,
         "takewhile(lambda entry: entry[1] > 0, own)",
         "takewhile(lambda entry: entry[1] >= 0, own)",
@@ -279,7 +279,7 @@ OF_GROWING = (
         (_PREFIXES,),
     ),
     Mutant(
-        "growing: an extent takes what is held behind it",
+        "growing: an extent takes what is held after it",
         _EXTENTS,
         "or self._free[i][1] < more:",
         "or self._free[i][1] < 1:",

@@ -75,7 +75,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
         "tandem__text__drafted": [" one", "</b>", "\n"],
         "tandem__text__next": " two",
     }
-    # A tree: of two first tokens, the second one was kept, and nothing hangs behind it.
+    # A tree: of two first tokens, the second one was kept, and nothing hangs after it.
     counts: dict[str, Any] = {"tandem__round": 1, "tandem__depth": 2, "tandem__nodes": 3}
     counts["tandem__accepted"] = 1
     tape.span("orchestrator", "round", 3001, 3008, root, trace=4, **counts, **texts)

@@ -68,7 +68,7 @@ def on_the_gpu(seed: int, **options: Any) -> Decoder:
 @contextmanager
 def counted() -> Iterator[Waits]:
     """How often results were fetched, and how often torch waited for the device at all. The
-    engine's clock also waits, for an event behind them."""
+    engine's clock also waits, for an event after them."""
     fetched: list[int] = []
     fetching = home.copy_to_host
 

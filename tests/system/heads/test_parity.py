@@ -117,7 +117,7 @@ class Calls:
         self.calls = [(name.partition(".")[2], own) for name, own in parts.items()]
 
     def drafts(self) -> Iterator[tuple[list[tuple[str, list[Array]]], int]]:
-        """Of each draft its calls, and how many of the first call's rows count: the pass behind a
+        """Of each draft its calls, and how many of the first call's rows count: the pass after a
         verdict has rows of tokens that were not kept."""
         draft: list[tuple[str, list[Array]]] = []
         for kind, own in [*self.calls, ("end", [])]:

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 # A dozen of them are held out; eight have to be.
 _TEXTS = 112
 _KILLS, _WRITERS = 200, 3
-# Changes of weights behind which a drafter has little left to gain.
+# Changes of weights after which a drafter has little left to gain.
 _UPDATES = 2
 
 

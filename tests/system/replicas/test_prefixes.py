@@ -1,4 +1,4 @@
-"""Chats behind one system prompt, over replicas of a target as processes: each chat finds its own
+"""Chats after one system prompt, over replicas of a target as processes: each chat finds its own
 prefix, also where a replica is killed."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def opened(target: ServiceProcess) -> int:
 
 
 @pytest.mark.campaign(
-    "chats behind one system prompt find their prefixes at two replicas as at one, and go on"
+    "chats after one system prompt find their prefixes at two replicas as at one, and go on"
     " where a replica is killed",
     "routing by prefixes over many fake replicas (unit/orchestrator/pool/test_prefixes.py,"
     " service/replicas/test_prefixes.py)",

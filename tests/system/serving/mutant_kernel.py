@@ -12,7 +12,7 @@ from target_svc.__main__ import main
 
 
 def decide(p: Any, tokens: Any, sizes: Any, ids: Any, weights: Any, *rest: Any) -> None:
-    """Block's number of kept tokens, and behind as many what plain decoding would draw."""
+    """Block's number of kept tokens, and after as many what plain decoding would draw."""
     uniforms, row, state, out = rest
     decide_block(p, tokens, sizes, ids, weights, *rest)
     kept, own = int(out[0]), np.zeros(3)

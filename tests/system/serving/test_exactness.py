@@ -115,7 +115,7 @@ SHAPING = Shaping(
 
 
 def shaped_law(model: Path) -> npt.NDArray[np.float64]:
-    """[V ** LENGTH] exact probabilities of the first tokens behind PROMPT."""
+    """[V ** LENGTH] exact probabilities of the first tokens after PROMPT."""
     target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     texts = list(product(range(VOCAB_SIZE), repeat=LENGTH))
     with torch.inference_mode():

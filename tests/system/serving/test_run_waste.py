@@ -1,4 +1,4 @@
-"""What runs compute in vain: rounds behind a stop string, and texts whose clients leave."""
+"""What runs compute in vain: rounds after a stop string, and texts whose clients leave."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
         rows = rows_of(pair.target, prompt[:129], begun)
         assert p_value(begun, rows, prompt[128]) > SMALLEST_P
         drafts = server.counter("vllm:spec_decode_num_drafts_total")
-        # Behind late drafts some passes do not ask.
+        # After late drafts some passes do not ask.
         odd = [{**FREE, "max_tokens": 100}] * 8, {"X-Request-Id": "x" * 300}
         wait_until(
             lambda: (

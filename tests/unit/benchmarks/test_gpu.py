@@ -25,7 +25,7 @@ LINES = {
     "ceilings": "ceilings",
     "start": "prompt chunk, target",
     "passes": "target, 16 at 32",
-    "prefixes": "target, 48 tokens behind 64",
+    "prefixes": "target, 48 tokens after 64",
     "drafts": "drafts beside their passes",
     "rounds": "rounds, 16, T1",
     "numbers": "host, verdict 16x8",

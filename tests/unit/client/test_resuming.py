@@ -15,7 +15,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 
 class FakeClient:
-    """An orchestrator that dies behind the first round, and what answers from then on."""
+    """An orchestrator that dies after the first round, and what answers from then on."""
 
     def __init__(self, then: Callable[[], CallFailed]) -> None:
         self.calls = 0

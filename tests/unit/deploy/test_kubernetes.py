@@ -30,7 +30,7 @@ from tests.support.cluster.network_policy import selects
 
 # The oldest that works (`preStop.sleep`), the one of `make kubernetes-check`, and one between.
 VERSIONS = ("1.30", "1.33", "1.36")
-# Time to stop the engine and to write the last spans, behind preStop and drain.
+# Time to stop the engine and to write the last spans, after preStop and drain.
 STOP_SECONDS = 10
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "Issuer", "Certificate"}
 GRPC_NAMES = {

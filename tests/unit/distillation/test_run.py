@@ -32,7 +32,7 @@ _MOMENTS = pytest.mark.campaign("a cut at rarer moments", "three moments")
 
 
 class Cut(BaseException):
-    """As kill -9: nothing is tidied up behind it, beyond what Python does."""
+    """As kill -9: nothing is tidied up after it, beyond what Python does."""
 
 
 def weights(folder: Path) -> bytes:
@@ -78,7 +78,7 @@ def whole(plan: Distillation, tmp_path_factory: pytest.TempPathFactory) -> bytes
 
 
 def cut_in(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, at: int) -> None:
-    """Cut at a call of a function: before it, and the next time behind it."""
+    """Cut at a call of a function: before it, and the next time after it."""
     real, calls = getattr(place, name), [0]
 
     def cutting(*args: Any, **options: Any) -> Any:
@@ -154,7 +154,7 @@ def test_a_cut_in_the_target_s_texts_is_none(
             text.with_suffix(".new").write_bytes(b"half")
     said: list[str] = []
     distill(plan, tmp_path / "out", progress=progress, say=said.append)
-    assert said[0] == "it goes on behind step 2"
+    assert said[0] == "it goes on after step 2"
     assert "the target has written 8 of its next 16 texts" in said
     assert weights(tmp_path / "out") == whole
 

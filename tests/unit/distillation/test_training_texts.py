@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Counting(Teacher):
-    """Writes each text's number behind its prompt, and counts what it is asked."""
+    """Writes each text's number after its prompt, and counts what it is asked."""
 
     def __init__(self) -> None:
         self.vocabulary, self.asked, self.ends = 2048, 0, [0]
@@ -147,7 +147,7 @@ def test_its_own_texts_are_drawn_anew_with_its_weights_of_the_step(
 
 
 def test_a_continuation_follows_the_models_law(plan: Distillation) -> None:
-    """Of one token behind prompts of several lengths, drawn and likeliest."""
+    """Of one token after prompts of several lengths, drawn and likeliest."""
     model = read_model(plan.target, torch.float32, CPU)
     tokens = torch.tensor([[3, 4, 5, 0], [3, 0, 0, 0]]).repeat_interleave(1500, 0)
     known = torch.tensor([3, 1]).repeat_interleave(1500)
@@ -187,7 +187,7 @@ def test_a_rounds_tokens_are_what_the_rule_accepts(
     for seed in range(16):
         own = replace(plan, seed=seed)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tandem.distillation.held_out._DRAFTS", 1)  # behind four tokens
+            patch.setattr("tandem.distillation.held_out._DRAFTS", 1)  # after four tokens
             held = HeldOut(own, records, LocalTeacher(target, CPU), 2048, tmp_path)
             found += held.tokens_a_round(drafter, 1)
     expected = sum(found) / len(found)
@@ -232,7 +232,7 @@ def test_a_target_says_while_it_writes_what_it_says_of_the_text(plan: Distillati
 def test_texts_that_begin_alike_are_computed_once(
     plan: Distillation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ever more of two texts, with other tokens behind it each time; then from the beginning."""
+    """Ever more of two texts, with other tokens after it each time; then from the beginning."""
     model = read_model(plan.target, torch.float32, CPU)
     teacher, known, fed = LocalTeacher(model, CPU), KnownTexts(), []
     forward = model.forward

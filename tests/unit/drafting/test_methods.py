@@ -122,7 +122,7 @@ PURE = [name for name, recipe in METHODS.items() if recipe.drafter.traits.pure]
 @pytest.mark.parametrize("seed", range(len(ACCEPTANCES)))
 @pytest.mark.parametrize("name", PURE)
 def test_a_method_that_is_pure_keeps_its_promise(name: str, seed: int) -> None:
-    """Behind the same tokens the same row, wherever the round began, and no draft is short."""
+    """After the same tokens the same row, wherever the round began, and no draft is short."""
     assert made(name, seed, zeros=seed > 0).broken_promise() == ""
 
 
@@ -139,7 +139,7 @@ def test_it_drafts_the_most_that_can_be_asked_for(name: str) -> None:
 
 def test_a_lookup_is_not_pure() -> None:
     """It drafts nothing where it finds nothing."""
-    assert made("lookup", 0, zeros=False).broken_promise() == "drafted 0 of 3 behind (0, 1)"
+    assert made("lookup", 0, zeros=False).broken_promise() == "drafted 0 of 3 after (0, 1)"
 
 
 def test_drafts_that_are_one_short_break_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_drafts_that_are_one_short_break_the_promise(monkeypatch: pytest.MonkeyP
         return own(self, sequence, round_, max(gamma - 1, 1), budget)
 
     monkeypatch.setattr(ModelDrafter, "draft", short)
-    assert made("model", 0, zeros=False).broken_promise().startswith("drafted 2 of 3 behind")
+    assert made("model", 0, zeros=False).broken_promise().startswith("drafted 2 of 3 after")
 
 
 def test_rows_that_depend_on_where_the_round_began_break_it(
@@ -168,7 +168,7 @@ def test_rows_that_depend_on_where_the_round_began_break_it(
 
     monkeypatch.setattr(LookupDrafter, "draft", filled)
     broken = made("lookup", 0, zeros=False, lookup_ngram=1).broken_promise()
-    assert "a round that began behind" in broken
+    assert "a round that began after" in broken
 
 
 def _unsaid(draft: Draft) -> Draft:

@@ -108,7 +108,7 @@ async def test_warm_texts_are_those_of_cold_ones(
     assert answer.found[0] >= len(turn) - 2 * BLOCK - 1
     if name in DECODERS:
         assert second.found[1] == len(PROMPT) - 1
-        # A last round of four tokens and a plain one behind it, two new ones, the last token that
+        # A last round of four tokens and a plain one after it, two new ones, the last token that
         # it was told, and one that fills no block.
         assert answer.found[1] >= len(turn) - (4 + 1 + 2 + 1 + BLOCK - 1)
     emitted = [[*PROMPT, *cold.token_ids], [*turn, *expected.token_ids]]

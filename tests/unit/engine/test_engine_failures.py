@@ -53,7 +53,7 @@ async def test_a_failing_pass_ends_its_batch_and_nobody_else() -> None:
 
 
 async def test_a_job_that_ends_in_a_failing_step_fails_too() -> None:
-    """The prefill behind a carry ends without a row of logits, but not without its pass."""
+    """The prefill after a carry ends without a row of logits, but not without its pass."""
     engine = target_engine()
 
     def fail(feeds: Sequence[Feed]) -> None:

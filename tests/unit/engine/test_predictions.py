@@ -18,7 +18,7 @@ from tandem.speculation.probes import Probes
 
 
 def ask_of(scored: ScoredRows | None, top: int) -> Decide:
-    """Of the last token, and of probes behind it in the pass."""
+    """Of the last token, and of probes after it in the pass."""
     wanted = None if scored is None else FeedbackWanted(top=top, everywhere=True)
     probes = 0 if scored is None else scored.count - 1
     draft = replace(Draft.certain(()), probes=Probes((0,) * probes, (0,) * probes))

@@ -57,7 +57,7 @@ class Device:
 
 
 def steps(passes: Sequence[int | None]) -> Steps[None]:
-    """A pass for each, and behind it a report of its number, where it has one."""
+    """A pass for each, and after it a report of its number, where it has one."""
     for number in passes:
         yield Score(None, Feed(None, [1], 1))  # type: ignore[arg-type]
         if number is not None:

@@ -90,7 +90,7 @@ def test_sixteen_short_prompts_are_computed_within_two_steps(runners: int) -> No
 
 
 def test_a_burst_of_short_prompts_takes_full_steps() -> None:
-    """Eight at most, and none behind them before chunks were saved again."""
+    """Eight at most, and none after them before chunks were saved again."""
     load = Load(4)
     load.come(*[60] * 200)
     for _ in range(30):
@@ -142,7 +142,7 @@ def test_where_nobody_runs_a_prompt_takes_as_much_as_may_be_saved() -> None:
 def test_a_chunk_is_a_share_of_the_pass_that_it_delays(
     sequences: int, rows: int, chunk: int
 ) -> None:
-    """Passes of a CPU: 5 ms, and a quarter of one for each row behind the first."""
+    """Passes of a CPU: 5 ms, and a quarter of one for each row after the first."""
     passes = [(1, 1, 5e6), (1, 17, 9e6), (16, 1, 8.75e6), (16, 17, 72.75e6)]
     limits = BatchLimits(profile=Profile(passes))
     beside = [running(rows) for _ in range(sequences)]
@@ -160,7 +160,7 @@ _H100 = {
 
 
 def test_a_chunk_on_a_device_follows_the_rows_of_prompts() -> None:
-    """And not the cliff behind captured passes, which is no cost of a row."""
+    """And not the cliff after captured passes, which is no cost of a row."""
     profile = Profile([(*shape, 1e6 * ms) for shape, ms in _H100.items()])
     limits = BatchLimits(profile=profile)
     beside = [running()] * 16
@@ -249,7 +249,7 @@ def test_prompts_of_the_large_model_wait_for_draws_and_not_for_ever() -> None:
 
 
 def test_chunks_shrink_as_attention_looks_back_further() -> None:
-    """A row behind as many positions as the span takes twice as long."""
+    """A row after as many positions as the span takes twice as long."""
     limits = BatchLimits(profile=Profile([(1, 1, 1e6), (1, 101, 2e6)]), span=1000)
     beside = [running()]
     assert limits.chunk_beside(beside) == 75

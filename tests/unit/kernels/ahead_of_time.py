@@ -38,7 +38,7 @@ _KERNELS = (
     triton_verdicts.judge,
     triton_verdicts.follow,
 )
-# An instruction's name, behind its address and the predicate under which it runs.
+# An instruction's name, after its address and the predicate under which it runs.
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)")
 
 

@@ -149,7 +149,7 @@ class Gated:
         ]
 
 
-# A chain of 40 with a side branch behind every third row: more rows than a word has bits.
+# A chain of 40 with a side branch after every third row: more rows than a word has bits.
 _LONG_TREE = [max(0, i - 1 - i % 3) for i in range(40)]
 _SPLIT = Text(90, 3, new=(0, 0)), Text(20, 2), Text(40, 2, old=(0, 0, 1), new=(2, 3))
 
@@ -162,7 +162,7 @@ CASES: dict[str, Attention | Turned | Gated] = {
     "a chunk of grouped heads": Attention((4, 1, 8, 8), (Text(0, 17),)),
     "window": Attention((1, 1, 16, 16), (Text(40, 5), Text(2, 4)), window=7),
     "soft cap": Attention((1, 1, 8, 8), (Text(6, 2),), softcap=0.5),
-    "a tree behind new rows": Attention((4, 2, 16, 8), (Text(20, 5, new=(0, 0, 1)), Text(8, 3))),
+    "a tree after new rows": Attention((4, 2, 16, 8), (Text(20, 5, new=(0, 0, 1)), Text(8, 3))),
     "a tree that grows": Attention((4, 1, 8, 8), (Text(33, 3, old=(0, 0, 1), new=(1, 3, 0)),)),
     "a tree in a window": Attention(
         (1, 1, 16, 16), (Text(40, 4, new=(0, 1, 0)), Text(9, 2, old=(0,), new=(0, 1))), window=4
@@ -235,7 +235,7 @@ MUTANTS = {
     "the last slot left out": _attention(
         "p[None, :] <= last[:, None]", "p[None, :] < last[:, None]", "single rows"
     ),
-    "a slot behind the last": _attention(
+    "a slot after the last": _attention(
         "p[None, :] <= last[:, None]", "p[None, :] <= last[:, None] + 1", "window"
     ),
     "another group's queries": _attention(
@@ -244,7 +244,7 @@ MUTANTS = {
     "written to another group": _attention(
         "(row * H + head) * G + group", "(row * G + group) * H + head", "several groups"
     ),
-    "values read behind the end": _attention(
+    "values read after the end": _attention(
         "mask=there[:, None] & (dv < DV)[None, :]",
         "mask=(p >= 0)[:, None] & (dv < DV)[None, :]",
         "single rows",

@@ -63,7 +63,7 @@ def drafted(parents: Sequence[int], seed: int, certain: bool = False) -> Draft:
 def asks_of(
     drafts: Sequence[Draft], rule: str, seed: int, shaped: bool = False, device: str = "cpu"
 ) -> list[Decide]:
-    """Verdicts over rows of one pass, behind a row that is none of theirs."""
+    """Verdicts over rows of one pass, after a row that is none of theirs."""
     numbers = torch.Generator().manual_seed(seed)
     counts = [1 + len(draft.computed()) for draft in drafts]
     logits = 2 * torch.randn(1 + sum(counts), V, generator=numbers)

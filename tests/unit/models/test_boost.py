@@ -40,7 +40,7 @@ def test_what_it_covers_is_what_the_rule_gives_a_second_sibling() -> None:
 
 
 def test_the_objective_is_least_where_it_covers_all() -> None:
-    """The residual where the first one misses; the target's own rows behind what was covered."""
+    """The residual where the first one misses; the target's own rows after what was covered."""
     generator = torch.Generator().manual_seed(2)
     p, first = rows(generator, 6, 7), rows(generator, 6, 7)
     left = (p - first).clamp(min=0)
@@ -61,7 +61,7 @@ def test_deeper_rows_count_behind_what_was_covered() -> None:
     second = torch.tensor([[0.2, 0.8], [1.0, 0.0], [0.5, 0.5], [0.6, 0.4]], dtype=torch.float64)
     missed, wins = (0.5, 0.6, 0.7, 0.1), (0.4, 0.0, 0.35, 0.04)
     root = sum(m - w for m, w in zip(missed, wins, strict=True)) / 4
-    # Token 1 came by the second drafter with 0.4 of 0.5; the tokens 0 behind it never did.
+    # Token 1 came by the second drafter with 0.4 of 0.5; the tokens 0 after it never did.
     alone = (0.6, 0.2, 0.3)
     shares = (0.8 * alone[0] / 3, 0.8 * alone[1] / 2, 0.8 * alone[2])
     deeper = sum(weight * share for weight, share in zip(DEEPER, shares, strict=True))

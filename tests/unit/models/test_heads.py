@@ -53,7 +53,7 @@ def test_medusa() -> None:
 
 @torch.inference_mode()
 def test_mtp() -> None:
-    """Behind a run that grows."""
+    """After a run that grows."""
     torch.manual_seed(0)
     model = MtpLayers()
     for parameter in model.parameters():
@@ -77,7 +77,7 @@ def test_mtp() -> None:
 @pytest.mark.parametrize("plus", [False, True])
 @torch.inference_mode()
 def test_hydra(plus: bool) -> None:
-    """Behind the emitted token, and along a path."""
+    """After the emitted token, and along a path."""
     model = HydraHeads(plus)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
@@ -107,7 +107,7 @@ def test_hydra(plus: bool) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @torch.inference_mode()
 def test_eagle(fused: bool) -> None:
-    """Guesses behind true pairs, and behind guesses."""
+    """Guesses after true pairs, and after guesses."""
     read = len(FUSED) if fused else 1
     model = EagleLayer(fused)
     for parameter in model.parameters():

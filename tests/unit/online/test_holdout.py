@@ -58,7 +58,7 @@ def test_texts_behind_a_system_prompt_are_on_both_sides(
 
 
 def test_turns_of_a_chat_are_on_one_side(tokens: Texts) -> None:
-    """Also behind a system prompt that all chats have, but for the first of them."""
+    """Also after a system prompt that all chats have, but for the first of them."""
     for begin, first in ((None, 0), (tokens(200), 16)):
         chats = [tokens(80, begin) for _ in range(40)]
         found: Counter[tuple[int, bool]] = Counter()

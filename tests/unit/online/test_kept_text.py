@@ -44,7 +44,7 @@ def test_each_row_stands_behind_the_token_that_it_follows() -> None:
     assert kept is not None
     assert kept.token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 4, 5]
     assert kept.places.tolist() == [3, 4, 5, 6, 7]
-    # A row says the token behind its place.
+    # A row says the token after its place.
     assert kept.ids[:, 0].tolist() == kept.token_ids[kept.places + 1].tolist()
     assert kept.ids[2, :4].tolist() == [3, 4, 5, 0]
     assert kept.weights[2, :4].tolist() == [3, 2, 1, 0]

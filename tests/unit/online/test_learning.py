@@ -199,7 +199,7 @@ def test_what_is_frozen_keeps_nothing_and_trains_nothing(drafter: Drafter) -> No
     assert (drafter.learning.status.frozen, drafter.learning.status.training) == (True, False)
     drafter.learning.close()
     assert drafter.learning.replay.files() == []
-    drafter.learning = drafter.open()  # also behind a restart
+    drafter.learning = drafter.open()  # also after a restart
     drafter.learning.begin()
     drafter.look()
     assert len(drafter.trainers) == 1

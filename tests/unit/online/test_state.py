@@ -63,7 +63,7 @@ def test_a_process_that_is_killed_leaves_weights_that_are_whole(
         def counted(path: Path, *rest: object, left=left, real=real, **keys: object):
             left[0] -= 1
             if not left[0]:
-                raise KeyboardInterrupt  # nothing behind it happens
+                raise KeyboardInterrupt  # nothing after it happens
             return real(path, *rest, **keys)
 
         with monkeypatch.context() as patch:

@@ -316,7 +316,7 @@ def test_a_row_leaves_to_other_tokens_what_its_mass_does_not_have(
 
 
 def test_a_window_has_the_rows_of_its_own_places() -> None:
-    """Of a text that is longer than a window; a row says the token behind its place."""
+    """Of a text that is longer than a window; a row says the token after its place."""
     count = 3 * LENGTH
     places = np.arange(0, count - 1, 5, dtype=np.int32)
     tokens = np.random.default_rng(0).integers(1, 1000, count).astype(np.uint32)

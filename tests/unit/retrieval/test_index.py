@@ -33,7 +33,7 @@ def written(folder: Path, ids: list[int], vocab_size: int) -> Index:
 
 
 def plain(ids: list[int], match: list[int]) -> list[int]:
-    """Where ids go on behind a match."""
+    """Where ids go on after a match."""
     count = len(match)
     return [i + count for i in range(len(ids) - count + 1) if ids[i : i + count] == match]
 

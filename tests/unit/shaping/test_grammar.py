@@ -33,7 +33,7 @@ def letters(text: str) -> list[int]:
 
 
 def may_come(state: GrammarState, path: str = "") -> str:
-    """The letters that may come behind a path."""
+    """The letters that may come after a path."""
     bits: Bits = np.zeros(1, np.uint32)
     state.allow(letters(path), bits)
     return "".join(letter for i, letter in enumerate(LETTERS) if bits[0] >> i & 1)

@@ -86,7 +86,7 @@ MIXTURE = [
 def test_a_first_look_finds_what_all_tokens_in_order_do(
     steps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where many logits are equal, and where top-k's last ones go on behind the look."""
+    """Also where many logits are equal, and where top-k's last ones go on after the look."""
     logits = (4 * torch.randn(len(MIXTURE), 2000) * steps).round() / steps
     logits[:, 7] = -torch.inf
     logits[3, 100:900] = logits[3].max() - 1

@@ -113,7 +113,7 @@ def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
 
 
 def test_what_was_drawn_before_a_broken_row_is_not_withdrawn() -> None:
-    """Leaving it out for what came behind it would bias the text."""
+    """Leaving it out for what came after it would bias the text."""
     ids = np.arange(3)[None].repeat(5, 0)
     weights = np.full((5, 3), 7)
     weights[[2, 3]] = 0

@@ -86,7 +86,7 @@ def test_nothing_hangs_behind_a_twin() -> None:
     draft = tree()
     draft.distinct_siblings = False
     setting("token_ids", [2, 2, 4, 1])(draft)
-    with pytest.raises(InvalidRequest, match=r"parents\[2\] = 2 is behind a repeated sibling"):
+    with pytest.raises(InvalidRequest, match=r"parents\[2\] = 2 is after a repeated sibling"):
         draft_from(draft, 5, 8, 4)
     setting("parents", [0, 0, 1, 1])(draft)
     twins = draft_from(draft, 5, 8, 4)

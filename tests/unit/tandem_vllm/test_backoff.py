@@ -1,4 +1,4 @@
-"""For how long nobody asks, behind drafts that came late."""
+"""For how long nobody asks, after drafts that came late."""
 
 from __future__ import annotations
 

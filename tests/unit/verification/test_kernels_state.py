@@ -30,7 +30,7 @@ def proposal_of(drafts: list[Draft]) -> Proposal:
 
 
 def stacked(rows: list[npt.NDArray[np.float32]], gamma: int) -> torch.Tensor:
-    """[B, G+1, V] float64, zeros behind a shorter draft's rows."""
+    """[B, G+1, V] float64, zeros after a shorter draft's rows."""
     target = np.zeros((len(rows), gamma + 1, rows[0].shape[1]))
     for one, own in zip(target, rows, strict=True):
         one[: len(own)] = own

@@ -29,7 +29,7 @@ LARGE = pytest.mark.campaign(
 
 TOLERANCE = 1e-12
 LENGTH = 3
-# Half of them have zeros, each with another row behind each of its texts.
+# Half of them have zeros, each with another row after each of its texts.
 SEEDS = range(6)
 WITHOUT_ZEROS = range(1, 6, 2)
 TREES = [

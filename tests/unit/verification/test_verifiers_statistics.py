@@ -115,7 +115,7 @@ def test_a_weak_drafted_token_withdrawn_is_caught(tables: Tables) -> None:
 
 
 def test_a_weak_drafted_token_kept_as_the_last_is_fine(tables: Tables) -> None:
-    """The exact way to stop early: keep what was drawn, draft nothing behind it."""
+    """The exact way to stop early: keep what was drawn, draft nothing after it."""
     generator = torch.Generator().manual_seed(5)
 
     def stopped(round_: int, prefixes: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:

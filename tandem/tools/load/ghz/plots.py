@@ -59,7 +59,7 @@ def over_time(outcomes: Sequence[Outcome]) -> str:
             axes.set_ylim(bottom=0)
             if outcome.failed:
                 axes.legend(loc="upper right")
-        panels[-1].set_xlabel("start, seconds behind the first call's")
+        panels[-1].set_xlabel("start, seconds after the first call's")
         return _svg(figure)
 
 

@@ -13,7 +13,7 @@ _ELSE = ""  # rounds with a draft for which nothing had been prepared
 
 
 class RecordedAhead:
-    """Counts rounds behind which drafts had been prepared.
+    """Counts rounds after which drafts had been prepared.
 
     Attributes:
         rounds: by what became of them: "hit", "late" or "miss"; the others under "".

@@ -60,14 +60,14 @@ def kept(onward: Sequence[float]) -> list[float]:
 
 
 # How often the token that ends a round is among those that a drafter expects there, over how often
-# its own token is kept there: behind a whole draft, and in place of a rejected token. Of the
+# its own token is kept there: after a whole draft, and in place of a rejected token. Of the
 # embedded pair with sixteen prepared drafts of four tokens (benchmarks/ahead.py), by whether the
 # temperature is 0.
 _GUESSED = {True: (1.1, 1.0), False: (0.9, 0.45)}
 
 
 def foreseen(shares: Sequence[float], gamma: int, greedy: bool) -> float:
-    """Share of rounds behind whose outcome a draft would have been prepared.
+    """Share of rounds after whose outcome a draft would have been prepared.
 
     Args:
         shares: of drafts kept up to each place; one more than gamma.

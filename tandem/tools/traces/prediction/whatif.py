@@ -22,7 +22,7 @@ class PredictedChange:
         change: what is changed.
         tokens_per_s: of a request; None if the recording does not allow a prediction.
         factor: predicted / recorded tokens a second.
-        assumption: behind the prediction, or why there is none.
+        assumption: after the prediction, or why there is none.
         together: factor for all requests together, if it differs.
     """
 

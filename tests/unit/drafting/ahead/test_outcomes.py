@@ -1,4 +1,4 @@
-"""Which outcomes drafts are prepared behind."""
+"""Which outcomes drafts are prepared after."""
 
 from __future__ import annotations
 

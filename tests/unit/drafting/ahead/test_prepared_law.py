@@ -1,4 +1,4 @@
-"""Prepared drafts have the law of those that are not, behind every outcome. Mutants are seen."""
+"""Prepared drafts have the law of those that are not, after every outcome. Mutants are seen."""
 
 from __future__ import annotations
 

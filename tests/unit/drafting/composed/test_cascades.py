@@ -147,7 +147,7 @@ def inner_row_sent(self: Any, ask: Review, review: Any) -> ReviewAnswer:
 
 
 def drawn_from_the_reviewer(self: Any, ask: Review, review: Any) -> ReviewAnswer:
-    """TriForce's code: behind a rejected token comes one of the reviewer's whole row."""
+    """TriForce's code: after a rejected token comes one of the reviewer's whole row."""
     found: ReviewAnswer = review()
     if found.kept < len(ask.guess):
         ids, weights = found.rows[found.kept]

@@ -1,4 +1,4 @@
-"""Phrases: what is guessed and sent behind a draft, what they are made of, and whose they are."""
+"""Phrases: what is guessed and sent after a draft, what they are made of, and whose they are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made(seed: int = 1, length: int = LENGTH, *, zeros: bool = True, **keys: Any
 
 
 def suffixes_of(draft: Draft) -> list[tuple[int, ...]]:
-    """The tokens of each end behind the place where the chain ends."""
+    """The tokens of each end after the place where the chain ends."""
     tree, tokens = draft.tree, draft.token_ids
     ends = [place for place in range(len(draft) + 1) if tree.is_leaf(place)]
     forks = [place for place in range(len(draft)) if len(tree.children_of(place)) > 1]
@@ -82,7 +82,7 @@ def test_phrases_leave_the_law_as_it_is(seed: int, keys: dict[str, Any]) -> None
 
 
 def test_what_is_sent_follows_what_was_rejected() -> None:
-    """One text, drafted one way, has other suffixes behind other drafts that were rejected."""
+    """One text, drafted one way, has other suffixes after other drafts that were rejected."""
     enumeration = made()
     enumeration.error(VERIFIERS["token"])
     found: dict[Any, set[Any]] = {}
@@ -129,7 +129,7 @@ def _at_another_place(enumeration: Enumeration) -> None:
 
 def _refined_at_once(enumeration: Enumeration) -> None:
     """The target's predictions at a draft are judged in the place of its suffixes, by the rows
-    behind what was drafted."""
+    after what was drafted."""
     was: dict[int, tuple[Draft, Draft]] = {}
     own: Any = enumeration.drafter.draft
 
@@ -218,7 +218,7 @@ def told(ids: Sequence[int]) -> Predicted:
 
 
 def test_suffixes_are_phrases_of_the_last_token_behind_the_drafts_end() -> None:
-    # Behind a 0 came 2 1, 0 0, 0 2 and 2 2.
+    # After a 0 came 2 1, 0 0, 0 2 and 2 2.
     text = 1, 0, 2, 1, 0, 0, 0, 2, 2, 1
     drafter = drafting()
     found = drafted(drafter, begun(drafter, *text))
@@ -243,7 +243,7 @@ def test_the_targets_predictions_refine_phrases_for_the_next_round() -> None:
     assert drafted(drafter, sequence) == ([2, 0, 1, 1], [0, 1, 2, 3])
     pool = sequence.state.inner.state.pool
     assert [tails.tolist() for tails in pool.behind(0, 2)] == [[[1, 1]]]
-    # At the draft's end the target says 2, and behind the suffix's first token 2.
+    # At the draft's end the target says 2, and after the suffix's first token 2.
     sequence.feedback.predicted = told([1, 1, 2, 2, 0])
     drafter.observe(sequence, [0])
     assert [tails.tolist() for tails in pool.behind(0, 2)] == [[[2, 2], [1, 1]]]

@@ -22,7 +22,7 @@ def test_nothing_seen_is_what_was_expected() -> None:
 
 def test_places_off_the_path_do_not_count() -> None:
     ranks = Ranks(BEFOREHAND)
-    # Two at the root, two behind the first, one behind the second.
+    # Two at the root, two after the first, one after the second.
     draft = tree([5, 6, 7, 8, 9], [0, 0, 1, 1, 2])
     ranks.see(draft, [6])
     assert (ranks.drawn, ranks.kept) == ([2, 1, 0], [0, 1, 0])

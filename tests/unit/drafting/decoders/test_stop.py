@@ -61,7 +61,7 @@ def test_the_adaptive_threshold_is_part_of_a_text(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("tandem.drafting.stop._STEP", 3.0)
     enumeration = made("model", "adaptive", 2)
     enumeration.error(VERIFIERS["token"])
-    # Behind the same text, other drafts by what was kept before.
+    # After the same text, other drafts by what was kept before.
     by_text: dict[Any, set[tuple[float, ...]]] = {}
     for found in enumeration.outcomes:
         by_text.setdefault(found.text, set()).add(tuple(found.weights))

@@ -89,7 +89,7 @@ def test_kept_tokens_and_what_follows_have_the_rows_of_their_places() -> None:
     assert set(kept.rows[1][0].tolist()) == {1, 3}
     other = told(asked(drawn(4), [0.999, 0.0]))
     assert (other.kept, other.token_ids, len(other.rows)) == (0, [0], 1)
-    # Without a row behind it, nothing follows a guess that is kept whole.
+    # Without a row after it, nothing follows a guess that is kept whole.
     filled = told(asked(drawn(0), [0.0, 0.0], rows=1))
     assert (filled.kept, filled.token_ids, len(filled.rows)) == (1, [0], 1)
     rejected = told(asked(drawn(4), [0.999, 0.0], rows=1))

@@ -85,7 +85,7 @@ class Plain:
 
     @torch.inference_mode()
     def rows(self, tokens: Sequence[int], features: Tensor) -> tuple[Tensor, Tensor]:
-        """The last row and guess behind pairs; those without a feature go on with guesses.
+        """The last row and guess after pairs; those without a feature go on with guesses.
 
         Args:
             tokens: of the pairs.

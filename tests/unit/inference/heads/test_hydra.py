@@ -1,4 +1,4 @@
-"""Hydra's rows are those of its formula, along each path; with a prefix layer behind it."""
+"""Hydra's rows are those of its formula, along each path; with a prefix layer after it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Plain:
 
     @torch.inference_mode()
     def row(self, features: Tensor, tokens: Sequence[int]) -> Tensor:
-        """The row behind a token whose feature is not known, and the path behind that token."""
+        """The row after a token whose feature is not known, and the path after that token."""
         state = features[-1, 0].float()
         if self._prefix is not None:
             found = self._prefix(inputs_embeds=features[:, 0].float()[None], use_cache=False)

@@ -109,7 +109,7 @@ class World:
 
     def open(self, salt: str, prompt: list[int], room: int, held: int | None = None) -> Text | None:
         """A text with its prompt computed, as far as it was not found; it holds so many positions
-        behind that, or all."""
+        after that, or all."""
         least = None if held is None else len(prompt) + held
         cache = self.pool.reserve(len(prompt) + room, least)
         if cache is None:

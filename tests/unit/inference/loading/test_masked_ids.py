@@ -53,7 +53,7 @@ def test_they_have_no_probability_and_the_others_are_as_they_were(
     assert list(masked.about.masked_ids) == WITHOUT
     assert list(kept.about.masked_ids) == []
     others = [token for token in range(VOCAB_SIZE) if token not in WITHOUT]
-    for _ in range(2):  # a pass leaves nothing behind for the next
+    for _ in range(2):  # a pass leaves nothing after for the next
         own, theirs = rows_of(masked), rows_of(kept)
         assert (own[:, WITHOUT] == -torch.inf).all()
         assert theirs.isfinite().all()

@@ -254,7 +254,7 @@ async def test_sampled_texts_follow_the_models_own_law() -> None:
 
 @torch.inference_mode()
 def law_of(model: PreTrainedModel, prompt: list[int], length: int) -> Any:
-    """[V ** length] exact probabilities of the first tokens behind a prompt, in float64."""
+    """[V ** length] exact probabilities of the first tokens after a prompt, in float64."""
     texts = torch.tensor(list(product(range(5), repeat=length)))
     prompts = torch.tensor(prompt).expand(len(texts), -1)
     logits = model(torch.cat((prompts, texts), 1)).logits

@@ -197,7 +197,7 @@ def test_sizes_hold_plain_decoding_and_verifications() -> None:
     assert largest.fit(512, 512, 128)
     assert not largest.fit(513, 1, 0)
     assert not largest.fit(1, 513, 0)
-    assert not largest.fit(1, 1, 129), "more rows behind a trunk than bits"
+    assert not largest.fit(1, 1, 129), "more rows after a trunk than bits"
 
 
 @torch.inference_mode()

@@ -86,7 +86,7 @@ def test_a_draft_waits_for_the_device_once(
 ) -> None:
     draft(decoder_on_device(LLAMA), MIXTURES[mixture], support)
     assert (host.arrivals, host.devices) == (1, {"cuda"})
-    assert clock.waits == 2  # behind the opening's last pass, and behind the draft
+    assert clock.waits == 2  # after the opening's last pass, and after the draft
 
 
 # Chains have to know which of them agree, level by level.
@@ -187,7 +187,7 @@ def test_a_round_with_a_draft_inside_waits_for_the_device_once(
     decoders = decoder_on_device(LLAMA), decoder_on_device(copy.deepcopy(LLAMA))
     draft_inside(decoders, MIXTURES[mixture], rule, 2, on_device=on_device)
     assert (host.arrivals, host.devices) == (1 + 2 * waits, {"cuda"})  # the opening's token is one
-    assert clock.waits == 1 + 2  # behind each verdict, with it
+    assert clock.waits == 1 + 2  # after each verdict, with it
 
 
 # Plain operators without a window and with one; the modules of Gemma 2, which has layers of both
@@ -257,7 +257,7 @@ def test_trees_stay_on_the_device(
 
 
 def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
-    """Of each step: a stamp before its passes, one behind them, one at its end."""
+    """Of each step: a stamp before its passes, one after them, one at its end."""
     decoder, times = decoder_on_device(LLAMA), []
 
     def noting(self: Job[Any], *spent: int) -> None:

@@ -93,7 +93,7 @@ def test_what_trains_a_head_computes_what_serves_it(family: str, target: Any) ->
 
 
 def test_a_root_has_the_rows_of_its_depths(texts: Sequence[KeptText]) -> None:
-    """That of depth d says the token d + 1 behind the state; none is behind a gap or the end."""
+    """That of depth d says the token d + 1 after the state; none is after a gap or the end."""
     text = texts[0]
     kept = np.arange(len(text.places)) != 9
     short = replace(

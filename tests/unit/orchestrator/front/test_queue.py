@@ -110,7 +110,7 @@ async def test_the_client_with_the_fewest_texts_is_first() -> None:
     await start(*texts)
     for name in ("greedy 0", "greedy 1", "modest 0", "greedy 2"):
         await desk.end(name)
-    # Behind "greedy 0" modest has none and greedy one; behind "greedy 1" greedy has none.
+    # After "greedy 0" modest has none and greedy one; after "greedy 1" greedy has none.
     assert desk.began == ["greedy 0", "greedy 1", "modest 0", "greedy 2", "modest 1", "greedy 3"]
     for name in ("modest 1", "greedy 3"):
         await desk.end(name)
@@ -281,7 +281,7 @@ async def test_who_leaves_in_the_turn_in_which_another_comes_makes_room_for_it()
         texts[2].cancel()
 
     leaving = asyncio.create_task(leave())
-    modest = desk.text("modest", "modest")  # its turn comes behind the leave, before the third's
+    modest = desk.text("modest", "modest")  # its turn comes after the leave, before the third's
     await asyncio.sleep(0.01)
     assert not modest.done()
     assert desk.places.waiting == 2

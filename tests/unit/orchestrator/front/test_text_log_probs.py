@@ -10,7 +10,7 @@ LOG_PROB = TokenLogProb(-1.0)
 
 
 def round_of(*begins: int | None, prompt: int = 0) -> Round:
-    """A round of tokens that begin there, behind a prompt of so many tokens."""
+    """A round of tokens that begin there, after a prompt of so many tokens."""
     tokens = [
         EmittedToken(100 + place, Origin.ACCEPTED, "", 0, LOG_PROB, begin)
         for place, begin in enumerate(begins)
@@ -26,7 +26,7 @@ def test_tokens_are_told_once_their_text_is_sent() -> None:
     assert [each.begin for each in told.within(3)] == [0], "a character that is not whole yet"
     told.add(round_of(9))
     assert [each.begin for each in told.within(5)] == [3, 3, 4]
-    assert [each.begin for each in told.within(9)] == [], "cut off behind a stop string"
+    assert [each.begin for each in told.within(9)] == [], "cut off after a stop string"
 
 
 def test_what_is_no_text_has_no_entry() -> None:

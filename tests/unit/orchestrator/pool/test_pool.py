@@ -38,7 +38,7 @@ def info(**changes: Any) -> common_pb2.ModelInfo:
 
 
 class Made:
-    """Replicas without anybody behind them."""
+    """Replicas without anybody after them."""
 
     def __init__(self) -> None:
         self.replicas: list[Replica[Any]] = []

@@ -39,7 +39,7 @@ def test_a_hash_is_of_a_full_block_and_all_before_it() -> None:
         same = changed // BLOCK
         assert other.blocks[:same] == whole.blocks[:same]
         assert not set(other.blocks[same:]) & set(whole.blocks)
-    again = Prefix(tokens[BLOCK:])  # the same blocks behind nothing
+    again = Prefix(tokens[BLOCK:])  # the same blocks after nothing
     assert not set(again.blocks) & set(whole.blocks)
     assert not set(Prefix(tokens, "salt").blocks) & set(whole.blocks)
 

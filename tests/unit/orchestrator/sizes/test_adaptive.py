@@ -103,7 +103,7 @@ def test_a_profile_that_is_wrong_about_rows_costs_little(rows_profiled: float, t
 
 @pytest.mark.parametrize("texts", [1, 8])
 def test_it_beats_what_other_engines_do(texts: int) -> None:
-    """In the mean over all worlds; and in none is it clearly behind."""
+    """In the mean over all worlds; and in none is it clearly slower."""
 
     def speeds(kind: type[SimulatedServices]) -> Iterator[float]:
         for world in WORLDS.values():
@@ -158,7 +158,7 @@ def drafted(parents: list[int] | None, count: int) -> DraftReply:
 def test_acceptance_is_learnt_by_depth_and_rank() -> None:
     shared = AcceptanceEstimate()
     own = AcceptanceEstimate(shared)
-    # Of two at the root the second is kept, and behind it nothing.
+    # Of two at the root the second is kept, and after it nothing.
     tree = drafted([0, 0, 2, 2], 4)
     for _ in range(100):
         own.observe(tree, VerdictReply(2, 1, 0, [0.2, 0.5, 0.1, 0.1]))
@@ -322,7 +322,7 @@ def test_a_text_that_fails_in_a_round_leaves_no_round_behind() -> None:
     everyone, (text, *others), clock = together(8)
     text.choose(100)
     text.end()
-    text.end()  # also behind its last round
+    text.end()  # also after its last round
     before = everyone.times.wall(DraftSize(4), 8)
     for _ in range(8):
         step(others, clock, 50, 0.9)
@@ -368,7 +368,7 @@ def test_a_round_that_was_asked_for_before_teaches_no_time(asked: int, known: bo
 
 
 def test_the_first_draft_behind_plain_rounds_says_nothing_of_what_drafts_bring() -> None:
-    """A head has no features of the places behind them: it is empty, as no later one is."""
+    """A head has no features of the places after them: it is empty, as no later one is."""
     everyone, (text,), _ = together(1)
     size = text.choose(1000).size
 

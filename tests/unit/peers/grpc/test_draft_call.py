@@ -63,7 +63,7 @@ def drafted(round_: int, position: int, token_ids: Sequence[int]) -> Response:
 
 
 def prepared(round_: int, *outcomes: Sequence[int]) -> Response:
-    """Drafts of 8 and 9 behind each outcome."""
+    """Drafts of 8 and 9 after each outcome."""
     draft = common_pb2.Draft(token_ids=[8, 9])
     message = drafter_pb2.PreparedDrafts(round=round_)
     for outcome in outcomes:
@@ -91,7 +91,7 @@ async def ask(
 
 
 async def asked_once(peer: Peer, call: DraftCall, *outcomes: Sequence[int], there: int) -> None:
-    """One round, and what was prepared behind it."""
+    """One round, and what was prepared after it."""
     peer.answers += [drafted(1, 4, [5, 6]), prepared(1, *outcomes)]
     await ask(call, 1, 3, [4])
     peer.there = there
@@ -107,7 +107,7 @@ async def test_a_draft_that_is_there_is_taken_and_the_drafter_told() -> None:
     assert (step.taken, step.send_ahead, of_second) == (True, True, 1)
     assert list(step.new_token_ids) == [5, 6, 7]
     assert not peer.answers
-    # Behind it comes another one, or one that is asked for in another way.
+    # After it comes another one, or one that is asked for in another way.
     peer.answers.append(prepared(2, [8, 1]))
     peer.there = 1
     await ask(call, 3, 7, [8, 1], way=AheadWay.NOTHING)

@@ -11,7 +11,7 @@ def answer(token_ids: list[int], parents: list[int] | None) -> DraftReply:
 
 
 def test_of_a_tree_the_kept_path_comes_first() -> None:
-    # 5 and 6 at the root, 7 behind 5, 8 and 9 behind 6.
+    # 5 and 6 at the root, 7 after 5, 8 and 9 after 6.
     tree = answer([5, 6, 7, 8, 9], [0, 0, 1, 2, 2])
     assert tree.gamma == 2
     assert tree.kept_first(5) == [6, 9, 5, 7, 8]

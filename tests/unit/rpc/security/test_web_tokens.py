@@ -28,7 +28,7 @@ RSA = rsa.generate_private_key(65537, 2048)
 NOW = int(time.time())
 CLAIMS = {"iss": "https://id.example", "aud": "tandem", "sub": "ann", "exp": NOW + 10**6}
 FILE_TOKEN = "a-token-of-the-file"
-# A header of many lists, behind the {" that a token begins with.
+# A header of many lists, after the {" that a token begins with.
 DEEP = base64.urlsafe_b64encode(b'{"a":' + b"[" * 5000).decode().rstrip("=")[3:]
 
 

@@ -101,7 +101,7 @@ async def test_what_is_abandoned_ends_behind_the_write_at_hand() -> None:
     pouring = asyncio.create_task(box.pour(wire.write, 5, _never))
     box.put(b"at hand")
     await asyncio.sleep(0.01)
-    box.put(b"behind it")
+    box.put(b"after it")
     box.abandon()
     await asyncio.sleep(0.01)
     assert not pouring.done()

@@ -50,7 +50,7 @@ def test_a_run_shows_what_it_gained_and_goes_on(pair: list[str], tmp_path: Path)
     assert " of 2, " in shown
     code, shown = distil(*pair, "--steps", "3", "--out", output)
     assert code == 0, shown
-    assert "it goes on behind step 2" in shown
+    assert "it goes on after step 2" in shown
     assert " of 3, " in shown
 
 

@@ -91,7 +91,7 @@ def test_what_shared_passes_would_lose_is_not_predicted(tmp_path: Path) -> None:
 
 
 def test_as_many_outcomes_are_foreseen_as_acceptance_lets() -> None:
-    # Always kept: only the token behind the draft is to be guessed.
+    # Always kept: only the token after the draft is to be guessed.
     assert foreseen([1.0] * 5, 4, greedy=True) == pytest.approx(1.0)
     assert foreseen([1.0] * 5, 4, greedy=False) == pytest.approx(0.9)
     # Never kept: nothing is known of what the target wants.

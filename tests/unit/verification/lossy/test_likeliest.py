@@ -61,7 +61,7 @@ def plain(draft: Draft, p: Tensor, good: Any, options: tuple[float, ...]) -> int
 def test_they_keep_what_a_plain_reading_keeps(
     rule: LikeliestBehind, good: Any, options: tuple[float, ...]
 ) -> None:
-    """500 trees of up to eight nodes, in batches; behind them comes the likeliest token."""
+    """500 trees of up to eight nodes, in batches; after them comes the likeliest token."""
     rng, own = np.random.default_rng(1), random.Random(1)
     kept = []
     for _ in range(100):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Of an answer. A drafter that forgets what it learnt reads its checkpoint again.
 _SECONDS = 30.0
 _MIB = 1 << 20
-# Texts behind which one of eight is held out eight times, as the trainer needs.
+# Texts after which one of eight is held out eight times, as the trainer needs.
 _FIRST = 64
 
 drafter = typer.Typer(
