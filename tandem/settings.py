@@ -225,11 +225,11 @@ class ModelSettings(ServiceSettings):
         " prompts that arrive together",
     )
     prefill_share: float = Field(
-        0.75,
+        0.5,
         gt=0,
         le=100,
-        description="with 0.75, prompts may make a forward pass that they share with running"
-        " sequences take 1.75 times as long; used if PREFILL_CHUNK is 0",
+        description="with 0.5, prompts may make a forward pass that they share with running"
+        " sequences take 1.5 times as long; used if PREFILL_CHUNK is 0",
     )
     graph_rows: int = Field(
         512,

@@ -40,7 +40,7 @@ class BatchLimits:
 
     token_budget: int = 512
     prefill_chunk: int = 0
-    prefill_share: float = 0.75
+    prefill_share: float = 0.5
     gather: float = 0.0
     profile: Profile = field(default_factory=Profile)
     span: float = math.inf

@@ -123,7 +123,7 @@ async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
     # A row takes a nanosecond, and a pass 21 of them in any case: 3/4 of that is a chunk. Ten times
     # as many are 213, and one whole tile.
     profile = Profile([(1, 1, 4 / 3 * CHUNK), (1, 17, 4 / 3 * CHUNK + 16)])
-    engine = target_engine(budget=BatchLimits(profile=profile))
+    engine = target_engine(budget=BatchLimits(prefill_share=0.75, profile=profile))
     fed: list[int] = []
     watch(engine, lambda feeds: fed.append(max(len(feed.token_ids) for feed in feeds)))
     prompt = prompt_of(20 * CHUNK)

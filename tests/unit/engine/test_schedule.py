@@ -16,7 +16,7 @@ from tandem.profile import Profile
 CHUNK = 32
 # A row takes 3 us, and a pass 128 us in any case.
 _PASSES = [(1, 1, 128e3), (16, 1, 128e3), (16, 17, 128e3 + 271 * 3e3)]
-LIMITS = BatchLimits(profile=Profile(_PASSES))
+LIMITS = BatchLimits(prefill_share=0.75, profile=Profile(_PASSES))
 
 # The cache of a prompt of which nothing is computed.
 _AT_ITS_BEGINNING: Any = SimpleNamespace(length=0)
@@ -144,7 +144,7 @@ def test_a_chunk_is_a_share_of_the_pass_that_it_delays(
 ) -> None:
     """Passes of a CPU: 5 ms, and a quarter of one for each row after the first."""
     passes = [(1, 1, 5e6), (1, 17, 9e6), (16, 1, 8.75e6), (16, 17, 72.75e6)]
-    limits = BatchLimits(profile=Profile(passes))
+    limits = BatchLimits(prefill_share=0.75, profile=Profile(passes))
     beside = [running(rows) for _ in range(sequences)]
     assert limits.chunk_beside(beside) == pytest.approx(chunk, abs=1)
     assert BatchLimits(prefill_chunk=7, profile=limits.profile).chunk_beside(beside) == 7
@@ -162,17 +162,18 @@ _H100 = {
 def test_a_chunk_on_a_device_follows_the_rows_of_prompts() -> None:
     """And not the cliff after captured passes, which is no cost of a row."""
     profile = Profile([(*shape, 1e6 * ms) for shape, ms in _H100.items()])
-    limits = BatchLimits(profile=profile)
+    limits, longer = BatchLimits(profile=profile), BatchLimits(prefill_share=0.75, profile=profile)
     beside = [running()] * 16
-    assert 150 <= limits.chunk_beside(beside) <= 400
+    assert 150 <= limits.chunk_beside(beside) < longer.chunk_beside(beside) <= 400
     assert BatchLimits(prefill_share=1.5, profile=profile).chunk_beside(beside) == 512
     assert limits.chunk_alone == 2048
     for factor in (0.95, 1.05):  # another start measures the rows of prompts a little otherwise
         noisy = [
             (*shape, 1e6 * ms * (factor if shape[1] > 99 else 1)) for shape, ms in _H100.items()
         ]
-        again = BatchLimits(profile=Profile(noisy)).chunk_beside(beside)
-        assert again == pytest.approx(limits.chunk_beside(beside), rel=0.15)
+        again = BatchLimits(prefill_share=0.75, profile=Profile(noisy)).chunk_beside(beside)
+        assert again == pytest.approx(longer.chunk_beside(beside), rel=0.15)
+        assert BatchLimits(profile=Profile(noisy)).chunk_beside(beside) >= 150
 
 
 def test_a_chunk_is_bounded_where_rows_cost_nothing() -> None:
@@ -250,7 +251,8 @@ def test_prompts_of_the_large_model_wait_for_draws_and_not_for_ever() -> None:
 
 def test_chunks_shrink_as_attention_looks_back_further() -> None:
     """A row after as many positions as the span takes twice as long."""
-    limits = BatchLimits(profile=Profile([(1, 1, 1e6), (1, 101, 2e6)]), span=1000)
+    profile = Profile([(1, 1, 1e6), (1, 101, 2e6)])
+    limits = BatchLimits(prefill_share=0.75, profile=profile, span=1000)
     beside = [running()]
     assert limits.chunk_beside(beside) == 75
     assert limits.chunk_beside(beside, depth=1000) == 38
