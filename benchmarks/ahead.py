@@ -123,7 +123,7 @@ class Front:
 
 @dataclass
 class Lane:
-    """A drafter and a target on simulated devices, after a network; with their trace files."""
+    """A drafter and a target on simulated devices, across a network; with their trace files."""
 
     drafter: DelayProxy
     target: DelayProxy

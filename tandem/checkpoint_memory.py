@@ -23,8 +23,6 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of a CPU, where the kernel lets a process choose (see `MEMORY` of `tandem.tools.local.process`).
 _PAGE = 2 << 20
 _WEIGHTS = ("*.safetensors", "*.bin")
-# That each model of a device should hold, where there is room: as many as 64 sequences by default.
-_TOKENS = 64 * TOKENS_EACH
 # Bytes of a device that a model takes whatever its size: libraries, passes.
 _EACH = 2 << 30
 # The first one's share where some model is not on this machine: mostly the others are small.
@@ -91,36 +89,45 @@ def memory_of(model: str, dtype: str | None = None) -> TextMemory:
     return TextMemory(Path(model).name, stored, longest, extents * size * _BYTES[stored], extents)
 
 
-def shares_of(models: Sequence[str]) -> list[float]:
-    """How models divide the memory of a device that they share, so that all can hold about as many
-    tokens.
+def shares_of(models: Sequence[str], total: int | None = None) -> list[float]:
+    """How models divide the memory of a device that they share: what each takes in any case, and of
+    the rest so much that all can hold as many tokens.
 
     Args:
         models: directories or hub ids of checkpoints; the first one is the largest.
+        total: bytes of the device; None where they are not known: then each has what it takes with
+            one text, and of the rest in proportion.
 
     Returns:
         Shares that are 1 together.
     """
-    needs = [_need_of(model) for model in models]
-    if None in needs:
+    found = [_found_of(model) for model in models]
+    known = [each for each in found if each is not None]
+    if len(known) < len(models):
         others = len(models) - 1
         return [_FIRST, *[(1 - _FIRST) / others] * others] if others else [1.0]
-    found = [_EACH + need for need in needs if need is not None]
-    return [need / sum(found) for need in found]
+    fixed, a_token = (sum(parts) for parts in zip(*known, strict=True))
+    tokens: float = TOKENS_EACH
+    if total is not None and a_token:
+        tokens = max((total - fixed) / a_token, tokens)
+    needs = [own + tokens * each for own, each in known]
+    return [need / sum(needs) for need in needs]
 
 
-def _need_of(model: str) -> int | None:
-    """Bytes of weights and KV cache; None where the checkpoint is not on this machine."""
+def _found_of(model: str) -> tuple[int, int] | None:
+    """Bytes that a model takes whatever its texts, and those of a token; None where the checkpoint
+    is not on this machine."""
     folder = _folder_of(model)
     weights = 0
     for pattern in _WEIGHTS:
-        weights = weights or sum(file.stat().st_size for file in folder.glob(pattern))
+        # Of a download that was broken off there are links without files.
+        weights = weights or sum(f.stat().st_size for f in folder.glob(pattern) if f.is_file())
     if not weights:
         return None
     try:
-        return weights + _TOKENS * memory_of(str(folder)).bytes_a_token
+        return _EACH + weights, memory_of(str(folder), "bfloat16").bytes_a_token
     except Misconfigured:  # of a head, which holds little
-        return weights
+        return _EACH + weights, 0
 
 
 def _folder_of(model: str) -> Path:

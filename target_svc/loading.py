@@ -20,14 +20,15 @@ from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError, first_line
 from tandem.inference.decoder import Decoder
 from tandem.inference.description import Description
+from tandem.inference.kv.size import device_memory
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.extra_embeddings import embeddings_beside
 from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.inference.model import Model
 from tandem.inference.passes.overlapped import ONE_PIPELINE, Pipelines, two_pipelines
+from tandem.inference.views.few_keys import positions_of
 from tandem.inference.views.overlapped import OverlappedDecoder
 from tandem.inference.vllm.arguments import VllmOptions
-from tandem.lengths import TOKENS_EACH
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import (
@@ -51,12 +52,13 @@ _log = structlog.get_logger(__name__)
 _CYCLES = "cycles"
 
 
-def load_target(settings: TargetSettings, views: Sequence[ModelPart] = ()) -> Model:
+def load_target(settings: TargetSettings, views: Sequence[ModelPart] = (), kept: int = 0) -> Model:
     """The target's model.
 
     Args:
         settings: of the target.
         views: parts of it that draft.
+        kept: positions of a device that are left for their own pools.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -69,7 +71,7 @@ def load_target(settings: TargetSettings, views: Sequence[ModelPart] = ()) -> Mo
             )
         model = _load_by_vllm(settings)
     else:
-        model = _load_here(settings, views)
+        model = _load_here(settings, views, kept)
     if masked := model.about.masked_ids:
         _log.info(
             "ids without a token are never drawn (TANDEM_TARGET_PADDED_IDS)",
@@ -79,7 +81,7 @@ def load_target(settings: TargetSettings, views: Sequence[ModelPart] = ()) -> Mo
     return model
 
 
-def _load_here(settings: TargetSettings, views: Sequence[ModelPart]) -> Model:
+def _load_here(settings: TargetSettings, views: Sequence[ModelPart], kept: int) -> Model:
     source = CheckpointSource(
         settings.model,
         settings.device,
@@ -94,6 +96,7 @@ def _load_here(settings: TargetSettings, views: Sequence[ModelPart]) -> Model:
         trees=settings.max_nodes > 0,
         states_of=settings.feedback,
         views=tuple(view for view in views if view != WHOLE),
+        kept=kept,
     )
     alone = WHOLE in views or settings.overlap  # torch alone shows keys, or goes by groups
     if alone and settings.engine == "auto":
@@ -263,9 +266,7 @@ def views_of(
     views = parts_of_target(recipe, keys.model)
     if any((one.path or keys.model) != OF_TARGET for one in recipe.checkpoints) or not views:
         return views  # the drafter's settings are for its other models
-    device, asked = (
-        name.replace("cuda:0", "cuda") for name in (settings.device, settings.draft_device)
-    )
+    device, asked = _devices(settings)
     if asked not in ("", device):
         raise StartupError(
             "TANDEM_TARGET_DRAFT_DEVICE: a part of the target computes where the target does; unset"
@@ -281,19 +282,37 @@ def views_of(
 
 def share_of_target(own: tuple[Recipe, RecipeSettings] | None, settings: TargetSettings) -> float:
     """Share of the device's memory for the target itself: models of its own recipe that are there
-    too have theirs, and so have the keys that a view of it holds."""
+    too have theirs."""
     share = settings.memory_share
-    if own is None or settings.draft_device not in ("", settings.device):
+    device, asked = _devices(settings)
+    if own is None or asked not in ("", device):
         return share
     recipe, keys = own
-    models = [settings.model]
-    for named in recipe.checkpoints:
-        path = named.path or keys.model
-        if path != OF_TARGET:
-            models.append(path)
-        elif named.keys is not None:
-            share *= TOKENS_EACH / (TOKENS_EACH + 2 * named.keys.budget)
-    return share * shares_of(models)[0]
+    drafters = [named.path or keys.model for named in recipe.checkpoints]
+    models = [settings.model, *(path for path in drafters if path != OF_TARGET)]
+    total = device_memory(device) if len(models) > 1 else None
+    return share * shares_of(models, None if total is None else int(total * share))[0]
+
+
+def kept_for_views(own: tuple[Recipe, RecipeSettings] | None, settings: TargetSettings) -> int:
+    """Positions that views of the target hold in pools of their own, for few keys of each text."""
+    if own is None:
+        return 0
+    recipe, keys = own
+    each = [
+        positions_of(named.keys, settings.longest)
+        for named in recipe.checkpoints
+        if named.keys is not None and (named.path or keys.model) == OF_TARGET
+    ]
+    return settings.max_sequences * sum(each)
+
+
+def _devices(settings: TargetSettings) -> tuple[str, str]:
+    """Names of the target's device and of the drafts', one for each device."""
+    device, asked = (
+        name.replace("cuda:0", "cuda") for name in (settings.device, settings.draft_device)
+    )
+    return device, asked
 
 
 def own_drafts(

@@ -23,6 +23,7 @@ from tandem.telemetry.metrics import catalog as metrics
 from target_svc.drafts import OwnDrafts
 from target_svc.loading import (
     check_overlap,
+    kept_for_views,
     load_target,
     overlap_of,
     own_drafts,
@@ -109,7 +110,8 @@ class TargetServicer(
         rules = rules_with(settings.verifiers)
         share = share_of_target(recipe, settings)
         alone = settings.model_copy(update={"memory_share": share})
-        decoder = load_target(alone, views_of(recipe, settings))
+        kept = kept_for_views(recipe, settings)
+        decoder = load_target(alone, views_of(recipe, settings), kept)
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
         drafts: OwnDrafts | None = None

@@ -1,7 +1,7 @@
 """Train an adapter of the embedded target for texts of up to 8,192 tokens:
 `python -m models.zoo.long all`.
 
-The target learnt from windows of 256 tokens, and knows no position far after them. This is a
+The target learnt from windows of 256 tokens, and knows no position far beyond them. This is a
 low-rank change of all layers, learnt from ever longer windows of the corpus, whose files follow
 each other by their folders, so that much of what comes was said before. It is what TriForce (Sun et
 al., arXiv 2404.11912) needs of a target: attention that looks far back.

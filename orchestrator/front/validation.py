@@ -401,7 +401,7 @@ class Validator:
             return []
         if not request.first_round:
             raise InvalidRequest(
-                "received_token_ids needs first_round, after the last one received"
+                "received_token_ids needs first_round: the number after the last round received"
             )
         vocab_size = self.capabilities.target.vocab_size
         return messages.tokens_from("received_token_ids", request.received_ids, vocab_size, most)

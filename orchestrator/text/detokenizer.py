@@ -145,7 +145,7 @@ def _kinds(decoder: Any) -> Iterator[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte after each character of a byte-level token, as GPT-2 chose them.
+    """The byte that each character stands for of a byte-level token, as GPT-2 chose them.
 
     Printable bytes stand for themselves, the others for the characters from U+0100 on.
     """

@@ -259,7 +259,7 @@ class TargetWithFailover:
         self._target.cancel()
         self._given_back += isinstance(lost, SequenceGivenBack)
         self._target = await self._peers.next_target(lost)
-        # A text without room has no failure after it, and may ask again and again.
+        # A text without room has not failed, and may ask again and again.
         waits = isinstance(lost, (Exhausted, SequenceGivenBack))
         log = _log.info if waits else _log.warning
         log("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)

@@ -46,6 +46,8 @@ class DecoderOptions:
         at_most: see `cache_tokens`.
         share: of the device's memory, see `Room`.
         largest: pass, which is measured on a CUDA device before the KV pool is made.
+        passes: bytes of the device that passes of another model of this process may take instead.
+        kept: see `Room`.
         threads: of this process, from the settings; None leaves them unchanged.
         engine: what computes the pass; see `choose_backend`.
         drafts: whether the model drafts, in any dtype that is faster.
@@ -64,6 +66,8 @@ class DecoderOptions:
     at_most: int = 4096
     share: float = 1.0
     largest: LargestPass = NOT_MEASURED
+    passes: int = 0
+    kept: int = 0
     threads: int | None = None
     engine: EngineName = "torch"
     drafts: bool = False
@@ -93,6 +97,8 @@ class Decoder(Model):
         self.device = next(model.parameters()).device
         self.about = replace(about, of_layers=layers_from(options.states_of, model))
         self._masked = self.masked
+        # Bytes of a device that passes take beside weights and pools; 0 where it is not measured.
+        self.pass_memory = options.passes
         self._start(model, options)
         if options.graph_rows and self._backends.current.in_one_call:
             longest = min(options.longest, about.max_length, self.positions)
@@ -132,13 +138,16 @@ class Decoder(Model):
     def _room(self, backend: Backend, options: DecoderOptions) -> Room:
         """For the KV pool; a device's largest pass is measured, which needs a pool too."""
         longest = min(options.longest, self.about.max_length)
-        room = Room(options.cache_tokens, max(options.at_most, longest), options.share)
+        at_most = max(options.at_most, longest)
+        room = Room(options.cache_tokens, at_most, options.share, kept=options.kept)
         if self.device.type != "cuda" or not options.largest.rows:
             return room
         captured = options.graph_rows if backend.in_one_call else 0
         largest = options.largest._replace(captured=captured)
         longest = min(longest, options.cache_tokens or longest)
-        return room._replace(passes=memory_of_passes(backend, largest, longest, room.share))
+        taken = memory_of_passes(backend, largest, longest, room.share)
+        self.pass_memory = max(taken, options.passes)
+        return room._replace(passes=self.pass_memory)
 
     def measure(self, longest: int) -> None:
         """See `Model`: takes a second, or remembers it from an earlier start."""

@@ -1,4 +1,4 @@
-"""How much a trainer may work: some seconds of each minute, and after everything else."""
+"""How much a trainer may work: some seconds of each minute; it gives way to everything else."""
 
 from __future__ import annotations
 

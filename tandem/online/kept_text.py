@@ -128,6 +128,8 @@ class HeardText:
             rejected = len(emitted) <= depth
             for number, (row, state) in enumerate(zip(rows, states, strict=False)):
                 last = rejected and number == len(rows) - 1
+                if state is not None and not _is_finite(state):
+                    continue
                 # A rejected place is learnt from with the states before it.
                 if last or self.keeps.depths or len(self._rows) < self.keeps.most_rows:
                     # Not the whole message.
@@ -178,6 +180,13 @@ class HeardText:
             np.array([each.row.mass for each in rows], np.uint16),
             states=np.stack(states) if states else None,
         )
+
+
+def _is_finite(state: npt.NDArray[Any]) -> bool:
+    """Of bfloat16 as int16, or float32."""
+    if state.dtype == np.int16:
+        return bool(((state & 0x7F80) != 0x7F80).all())  # an exponent of ones
+    return bool(np.isfinite(state).all())
 
 
 def packed(texts: Sequence[KeptText]) -> dict[str, npt.NDArray[Any]]:

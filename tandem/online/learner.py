@@ -65,7 +65,7 @@ class ToldRows:
         return -torch.where(told, said, -torch.inf).amax(-1)
 
     def with_rest(self, logits: Callable[[], Tensor]) -> TargetRows:
-        """Rows that say their mass. Those of a target that does not leave to all other tokens what
+        """Rows that say their mass. Where the target does not say it, other tokens get what the
         other rows leave to them: with nothing there a drafter would learn to be too sure of the
         tokens that they tell.
 

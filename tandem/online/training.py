@@ -108,7 +108,8 @@ class OnlineTraining:
         self._known: dict[ReplayFile, npt.NDArray[np.float64]] = {}
         self._held_out: list[tuple[ReplayFile, int]] = []
         # Of the weights that are served, on these texts.
-        self._served: tuple[Sequence[tuple[ReplayFile, int]], Measured] | None = None
+        # What is served, measured on held-out texts, of which so many could be read.
+        self._served: tuple[tuple[Sequence[tuple[ReplayFile, int]], int], Measured] | None = None
         self._offers = self._without_gain = 0
 
     def go(self) -> None:
@@ -174,7 +175,7 @@ class OnlineTraining:
             return
         served, trained = self._of_served(texts), self._learner.measured(texts)
         if len(served.overlap) < _FEWEST_HELD_OUT:
-            return  # too many have no row that a head's state is before
+            return  # too few have a row after a kept state
         result = compared(served, trained, self._learner.at_home(), self._learner.steps)
         fault = result.fault
         told = {"measured": asdict(result), "fault": fault}
@@ -198,8 +199,8 @@ class OnlineTraining:
         """A measurement that is made once for the same texts and weights."""
         if self._served is not None:
             of, found = self._served
-            if of == self._held_out and len(found.overlap) == len(texts):
+            if of == (self._held_out, len(texts)):
                 return found
         found = self._learner.measured(texts, served=True)
-        self._served = self._held_out, found
+        self._served = (self._held_out, len(texts)), found
         return found

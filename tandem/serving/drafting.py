@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
+from tandem.checkpoint_memory import shares_of
 from tandem.drafting.drafter import OF_TARGET, Checkpoint, Drafter, Recipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder, DecoderOptions
 from tandem.inference.description import Description
 from tandem.inference.heads.load import load_head
-from tandem.inference.kv.size import Room
+from tandem.inference.kv.size import Room, device_memory
 from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.loading.checkpoint import CheckpointSource
 from tandem.inference.loading.learnt_weights import NOTHING_LEARNT, LearntWeights
@@ -65,13 +67,16 @@ def load_models(
         chains=None if recipe.largest_tree else (truncation.mass, truncation.support),
     )
     models: list[Model] = []
+    shares = [settings.memory_share] * len(recipe.checkpoints)
+    if beside is None:  # they are bounded by that one's positions
+        shares = _shares(recipe, model, settings)
     views = parts_of_target(recipe, model)
     if views and not isinstance(beside, Decoder):
         raise StartupError(
             f"the recipe {recipe.method}: {OF_TARGET!r} is a part of a target, which drafts inside"
             " of it: set TANDEM_TARGET_DRAFTS there, or name a checkpoint"
         )
-    for named in recipe.checkpoints:
+    for named, share in zip(recipe.checkpoints, shares, strict=True):
         if isinstance(beside, Decoder) and (named.path or model) == OF_TARGET:
             models.append(_view(beside, named, recipe, settings))
             continue
@@ -85,10 +90,11 @@ def load_models(
         )
         loaded: Model
         if named.head:
-            room = Room(settings.cache_tokens, at_most, settings.memory_share)
+            room = Room(settings.cache_tokens, at_most, share)
             loaded = load_head(source, named.head, named.target or target, room)
         else:
-            loaded = _decoder(source, named.keys, options, settings, beside)
+            own = replace(options, share=share)
+            loaded = _decoder(source, named.keys, own, settings, beside)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.about.name} cannot compute the branches of {recipe.method}; use"
@@ -103,6 +109,17 @@ def load_models(
             _require_one_vocabulary(other.about, loaded.about)
         models.append(loaded)
     return models
+
+
+def _shares(recipe: Recipe, model: str, settings: ModelSettings) -> list[float]:
+    """Of a device's memory, for each checkpoint of a recipe and those before it: several divide the
+    service's part. On a CPU each may have all of it: memory is taken as it is used."""
+    paths = [named.path or model for named in recipe.checkpoints]
+    total = device_memory(settings.device)
+    if total is None or len(paths) < 2:
+        return [settings.memory_share] * len(paths)
+    parts = shares_of(paths, int(total * settings.memory_share))
+    return [settings.memory_share * part for part in accumulate(parts)]
 
 
 def _decoder(

@@ -72,6 +72,8 @@ def load_decoder(
     if beside:
         longest = min(options.longest, beside.positions)
         options = replace(options, at_most=beside.positions, longest=longest, threads=None)
+        if isinstance(beside, Decoder):  # their passes take turns
+            options = replace(options, passes=beside.pass_memory)
     decoder = Decoder(read_checkpoint(source), options)
     each = decoder.pool.bytes_per_position
     _log.info(

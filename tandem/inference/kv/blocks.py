@@ -48,8 +48,8 @@ class Blocks:
         self.size = size
         self.version = 0
         self._known: dict[bytes, Block] = {}
-        # Without users; the one that was used longest ago first, and after it those before it in
-        # its chain, without which it could not be found.
+        # Without users, the least recently used first. A block comes before its predecessors in the
+        # chain, without which it could not be found.
         self._kept: OrderedDict[Block, None] = OrderedDict()
 
     def along(self, token_ids: Sequence[int], salt: str) -> Iterator[Block]:

@@ -15,8 +15,8 @@ from tandem.errors import StartupError
 # Largest share of a CPU's free memory for the KV pool, and the share that it takes by itself: the
 # rest is for logits and distributions, and for other programs on the machine.
 _MOST_OF_MEMORY, _OF_MEMORY = 0.8, 0.5
-# Bytes of a device beside weights, pool and passes: what a process has there before it allocates
-# anything (up to half of this), libraries' workspaces, and kernels that are compiled later.
+# Bytes of a device beside weights, pool and passes: the CUDA context (up to half of this),
+# libraries' workspaces, and kernels that are compiled later.
 RESERVED = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -29,12 +29,14 @@ class Room(NamedTuple):
         at_most: see `cache_tokens`.
         share: of the device's memory, for all that this process has there.
         passes: bytes of a device beside weights and pool, for its largest pass; not of a CPU.
+        kept: positions of a device that are left for pools of other keys of the model.
     """
 
     cache_tokens: int
     at_most: int
     share: float = 1.0
     passes: int = 0
+    kept: int = 0
 
 
 def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
@@ -53,11 +55,13 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
     most, own = int(free * _MOST_OF_MEMORY), int(free * _OF_MEMORY * room.share)
     has = f"{device} has {_gib(free)} free"
     if device.type == "cuda":
-        most = own = max(memory_left(device, room.share) - room.passes - RESERVED, 0)
+        kept = room.passes + room.kept * bytes_each
+        most = own = max(memory_left(device, room.share) - kept - RESERVED, 0)
         has += f", {_gib(most)} of it beside its passes and within MEMORY_SHARE"
     positions = room.cache_tokens or min(room.at_most, own // bytes_each)
     if not positions:
-        raise StartupError(f"there is no memory for a KV cache: {has}; lower TOKEN_BUDGET")
+        more = "lower TOKEN_BUDGET" if room.share == 1 else "raise MEMORY_SHARE"
+        raise StartupError(f"there is no memory for a KV cache: {has}; {more}")
     if positions * bytes_each > most:
         takes = _gib(positions * bytes_each)
         raise StartupError(
@@ -77,6 +81,12 @@ def memory_left(device: torch.device, share: float) -> int:
         return free
     held, total = memory_held(device)
     return min(free, int(total * share) - held)
+
+
+def device_memory(name: str) -> int | None:
+    """Bytes of a CUDA device, by its name in the settings; None of any other."""
+    device = torch.device(name)
+    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else None
 
 
 def memory_held(device: torch.device) -> tuple[int, int]:

@@ -26,6 +26,17 @@ from tandem.speculation.tree import LONGEST_DRAFT
 _log = structlog.get_logger(__name__)
 
 
+def positions_of(keys: SparseKeys, longest: int) -> int:
+    """That a sequence has in the pool of its keys: as many as are left until they are chosen again,
+    and a draft with a guess after it.
+
+    Args:
+        keys: that are seen.
+        longest: positions of a text.
+    """
+    return min(keys.budget + keys.chunk, longest) + STRIDE + 2 * LONGEST_DRAFT
+
+
 class SparseView(OfDecoder):
     """All layers of a model, over few keys of each text (`SparseKeys`).
 
@@ -45,9 +56,7 @@ class SparseView(OfDecoder):
     def __init__(self, decoder: Decoder, keys: SparseKeys, sequences: int) -> None:
         super().__init__(decoder, "sparse", keys)
         self._keys = keys
-        # As many as are left until they are chosen again, and a draft with a guess after it.
-        most = min(keys.budget + keys.chunk, decoder.about.max_length)
-        self._each = most + STRIDE + 2 * LONGEST_DRAFT
+        self._each = positions_of(keys, decoder.about.max_length)
         self._masked = self.masked
         whole = decoder.backend
         if whole.engine != "torch":

@@ -14,7 +14,7 @@ from tandem.inference.output import PassOutput
 from tandem.inference.views.of_decoder import OfDecoder
 from tandem.speculation.tree import LONGEST_DRAFT
 
-# Keys after the window until the oldest are left out. They are seen meanwhile.
+# Keys beyond the window's size until the oldest are left out. They are seen meanwhile.
 _FURTHER = 256
 
 

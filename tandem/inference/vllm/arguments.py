@@ -87,7 +87,8 @@ class VllmOptions:
 
     @property
     def tether(self) -> tuple[str, int]:
-        """Host and port by which the machines notice that one is gone: after the leader's."""
+        """Host and port by which the machines notice that one is gone: the leader's
+        host, and the port next to its own."""
         host, _, port = self.leader.rpartition(":")
         return host, int(port) + 1
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from tandem.distillation.drafters import read_model
+from tandem.errors import StartupError
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.size import free_memory
 from tandem.online.home import home_texts, written_texts
@@ -36,19 +39,41 @@ def head_home(target: str, file: str, length: int, kept: Path) -> list[KeptText]
         kept: file for what was computed.
 
     Returns:
-        No texts where the checkpoint is not known, or has no room in half of the free memory.
+        No texts where none are named and the checkpoint is not known, or has no room in half of the
+        free memory.
 
     Raises:
-        StartupError: the target or the texts cannot be read.
+        StartupError: the target or the texts cannot be read, or named texts have no target that
+            computes them.
     """
+    of = _digest(target, file)
     try:
-        return unpacked(load_file(kept))
+        arrays = load_file(kept)
+        if np.array_equal(arrays["of"], of):
+            return unpacked(arrays)
     except (OSError, SafetensorError, ValueError, KeyError):
-        home = _computed(target, file, length) if target else []
+        pass
+    home = _computed(target, file, length) if target else []
     if home:
         with writing(kept) as fresh:
-            save_file(packed(home), fresh)
+            save_file({**packed(home), "of": of}, fresh)
+    elif file:
+        raise StartupError(
+            "ONLINE_HOME: the head's target has no room in half of the free memory, and computes no"
+            " home texts; unset it to learn without any"
+        )
     return home
+
+
+def _digest(target: str, file: str) -> npt.NDArray[np.uint8]:
+    """[16] of the names of a target and of a file, and of what the file has."""
+    digest = blake2b(f"{target}\0{file}\0".encode(), digest_size=16)
+    try:
+        if file:
+            digest.update(Path(file).read_bytes())
+    except OSError as error:
+        raise StartupError(f"ONLINE_HOME: cannot read {file}: {error.strerror}") from None
+    return np.frombuffer(digest.digest(), np.uint8)
 
 
 def _computed(target: str, file: str, length: int) -> list[KeptText]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,12 +105,15 @@ class Pair:
     def shares_a_gpu(self) -> bool:
         """Whether a target and a drafter with a model are on the same one, as these options say, or
         else the environment."""
-        return self._shared_device.startswith("cuda")
+        return bool(self._drafter_model()) and self._shared_device.startswith("cuda")
 
     @property
     def _shared_device(self) -> str:
-        """That of a target and of a drafter with a model; empty where they are on two."""
-        if self.drafter == NO_DRAFTER or self._recipe == _ALONE or not self._drafter_model():
+        """That of a target and of a drafter that may have a model; empty where they are on two."""
+        files = Path(self._recipe or "").suffix  # may name models of their own
+        if self.drafter == NO_DRAFTER or not (files or self._drafter_model()):
+            return ""
+        if self._recipe == _ALONE:
             return ""
         options = {"TARGET": self.target_device, "DRAFTER": self.drafter_device}
         devices = [
@@ -169,7 +173,8 @@ class Pair:
                 target["DRAFTS"] = self._recipe or head or "model"
                 target["DRAFT_DEVICE"] = self.drafter_device
             elif self._shared_device and not _SHARES & os.environ.keys():
-                parts = shares_of([str(target["MODEL"]), model])
+                total = _bytes_of(self._shared_device)
+                parts = shares_of([str(target["MODEL"]), model], total)
                 shares = [f"{part:.3f}" for part in parts]
                 target["MEMORY_SHARE"], services["drafter"]["MEMORY_SHARE"] = shares
         return {"target": _given(target), **services}
@@ -188,6 +193,21 @@ class Pair:
             return located("drafter", self.drafter)
         own = self.recipe if self.recipe in EMBEDDED_HEADS else "drafter"
         return embedded(own) if self.target is None else ""
+
+
+def _bytes_of(device: str) -> int | None:
+    """Bytes of a GPU, without torch; None of any other device, or where they cannot be read."""
+    if not device.startswith("cuda"):
+        return None
+    number = int(device.partition(":")[2] or 0)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        name = seen.split(",")[number].strip() if seen else str(number)
+        asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        found = subprocess.run([*asked, "-i", name], capture_output=True, text=True, timeout=10)
+        return int(found.stdout) << 20
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return None
 
 
 def _given(settings: dict[str, str | int | None]) -> dict[str, str]:

@@ -27,7 +27,7 @@ LOSSY = "lossy_typical"
 
 
 class Served:
-    """The random pair after an orchestrator."""
+    """The random pair, served through an orchestrator."""
 
     def __init__(self, stub: Any, target: Any) -> None:
         self.stub, self.target = stub, target

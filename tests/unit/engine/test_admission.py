@@ -93,7 +93,7 @@ async def test_waiting_is_first_come_first_served() -> None:
     large = await place.queue(50)
     small = await place.queue(10)
     await asyncio.sleep(0.01)
-    assert not small.done(), "it would fit, but is after"
+    assert not small.done(), "it would fit, but others are before it"
     place.end(first)
     place.end(await large)
     place.end(await small)

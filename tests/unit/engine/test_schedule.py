@@ -90,7 +90,7 @@ def test_sixteen_short_prompts_are_computed_within_two_steps(runners: int) -> No
 
 
 def test_a_burst_of_short_prompts_takes_full_steps() -> None:
-    """Eight at most, and none after them before chunks were saved again."""
+    """Eight at most, and then none until chunks are saved again."""
     load = Load(4)
     load.come(*[60] * 200)
     for _ in range(30):
@@ -164,7 +164,8 @@ def test_a_chunk_on_a_device_follows_the_rows_of_prompts() -> None:
     profile = Profile([(*shape, 1e6 * ms) for shape, ms in _H100.items()])
     limits, longer = BatchLimits(profile=profile), BatchLimits(prefill_share=0.75, profile=profile)
     beside = [running()] * 16
-    assert 150 <= limits.chunk_beside(beside) < longer.chunk_beside(beside) <= 400
+    assert limits.chunk_beside(beside) == 240
+    assert limits.chunk_beside(beside) < longer.chunk_beside(beside) <= 400
     assert BatchLimits(prefill_share=1.5, profile=profile).chunk_beside(beside) == 512
     assert limits.chunk_alone == 2048
     for factor in (0.95, 1.05):  # another start measures the rows of prompts a little otherwise

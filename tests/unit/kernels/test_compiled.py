@@ -31,7 +31,7 @@ SHAPES: dict[str, tuple[torch.dtype, Heads, float]] = {
 TILES = {True: 1, False: 400}
 MOST = pytest.mark.campaign(
     "kernels compile for five kinds of card and every served shape, and hardly spill",
-    "two shapes (this file); test_interpreted.py: what kernels compute, and their mutants",
+    "one or two of each kind (this file); test_interpreted.py: what kernels compute",
 )
 # One of each kind, for the oldest GPU and the one that is measured; a campaign has all.
 OFTEN = [(80, "Llama-3-8B", ONE, True), (90, "Llama-3-8B", FEW, False)]
@@ -152,6 +152,13 @@ def test_small_kernels_spill_nothing(capability: int) -> None:
     launched = [turned(BFLOAT16, SHAPES["Llama-3-8B"][1], 4, True), gated(BFLOAT16, 14336, 4)]
     for launch in launched:
         require_fast(launch.compiled(capability), SHARED[capability])
+
+
+def test_a_draw_and_a_verdict_hardly_spill() -> None:
+    find, _ = drawn(BFLOAT16, 128_256, 16)
+    _, judge, _ = decided(BFLOAT16, 128_256, 16, 4)
+    for launch in (find, judge):
+        require_fast(launch.compiled(80), SHARED[80], _FEW_SPILLED)
 
 
 @MOST

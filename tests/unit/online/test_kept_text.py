@@ -52,6 +52,21 @@ def test_each_row_stands_behind_the_token_that_it_follows() -> None:
     assert kept.masses.tolist() == [10, 2, 12, 4, 5]
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.float32])
+def test_a_state_that_is_not_finite_is_not_kept(dtype: type) -> None:
+    """Of bfloat16 as int16; the row at its place is not kept either."""
+    bad = [np.nan, np.inf] if dtype is np.float32 else [0x7FC0, 0x7F80, -0x80]
+    for wrong in bad:
+        states: np.ndarray = np.ones((3, 1, 2), dtype)
+        states[1, 0, 1] = wrong
+        text = HeardText([5, 6, 7], keeps=KeptStates(2 * states.itemsize, 2))
+        rows = dict(enumerate([row(8), row(1), row(2)]))
+        text.hear([8, 1, 2], [Feedback(1, range(2, 5), states, predicted=rows)], 2)
+        assert text.kept is not None
+        assert text.kept.places.tolist() == [2, 4]
+        assert np.isfinite(text.kept.states).all()  # type: ignore[arg-type]
+
+
 def test_what_does_not_fit_its_tokens_is_not_kept() -> None:
     assert heard_text(([8], [], 0), ([1, 2], [], 4)) is None  # a target that tells nothing
     # Rounds without a draft came in between, or a row was not finite.

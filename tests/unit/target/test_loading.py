@@ -11,16 +11,19 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference import decoder as decoders
 from tandem.inference.kv import size
 from tandem.inference.kv.size import Room
+from tandem.inference.kv.sparse_keys import SparseKeys
+from tandem.inference.views.few_keys import positions_of
 from tandem.lengths import ANY_LENGTH
 from tandem.serving.drafting import load_models
 from tandem.serving.model import options_of
-from target_svc.loading import own_recipe, share_of_target
+from target_svc.loading import kept_for_views, own_recipe, share_of_target
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
 from tests.support.models.heads import save_random_head
@@ -350,14 +353,20 @@ def test_a_target_leaves_memory_to_what_drafts_in_it(
     assert share() == share(drafts="lookup") == 0.5
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(deep_target[1]))
     assert share(drafts="model") == pytest.approx(0.25)
-    assert share(drafts="model", device="cuda", draft_device="cuda") == pytest.approx(0.25)
+    monkeypatch.setattr("target_svc.loading.device_memory", lambda device: None)
+    for device, drafts in (("cuda", "cuda"), ("cuda", "cuda:0"), ("cuda:0", "cuda")):
+        found = share(drafts="model", device=device, draft_device=drafts)
+        assert found == pytest.approx(0.25)
     assert share(drafts="model", device="cuda", draft_device="cuda:1") == 0.5
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", "@target")
     monkeypatch.setenv("TANDEM_DRAFTER_EXIT", "2")
     assert share(drafts="model") == 0.5
     sparse = tmp_path / "sparse.toml"
     sparse.write_text('method = "model"\nmodel = "@target"\nkv = {kind = "chunks", budget = 512}\n')
-    assert share(drafts=str(sparse)) == pytest.approx(0.5 * 4096 / (4096 + 1024))
+    assert share(drafts=str(sparse)) == 0.5
+    own = TargetSettings(model=str(deep_target[0]), drafts=str(sparse), max_sequences=3)
+    kept = kept_for_views(own_recipe(own), own)
+    assert 3 * 512 < kept == 3 * positions_of(SparseKeys(budget=512), ANY_LENGTH)
 
 
 def test_the_targets_own_part_is_what_its_decoder_has(
@@ -374,6 +383,32 @@ def test_the_targets_own_part_is_what_its_decoder_has(
     monkeypatch.setattr(decoders, "cache_size", noted)
     loaded(random_pair, drafts="model", memory_share=0.9)
     assert rooms == [pytest.approx(0.45, rel=0.01), 0.9]
+
+
+def test_models_of_one_drafter_divide_its_part(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first one holds counts for the second."""
+    rooms: list[float] = []
+    making = size.cache_size
+
+    def noted(device: Any, each: int, room: Room) -> int:
+        rooms.append(room.share)
+        return making(device, each, room)
+
+    monkeypatch.setattr(decoders, "cache_size", noted)
+    settings = DrafterSettings(
+        model=str(random_pair[0]),
+        second_model=str(random_pair[1]),
+        memory_share=0.6,
+        method="forest",
+    )
+    recipe = built_in("forest", settings)
+    for total, expected in ((None, [0.6, 0.6]), (80 << 30, [0.3, 0.6])):
+        monkeypatch.setattr("tandem.serving.drafting.device_memory", lambda name, own=total: own)
+        rooms.clear()
+        load_models(recipe, settings, settings.model, "", settings.truncation)
+        assert rooms == pytest.approx(expected, rel=0.01)
 
 
 def test_a_sequence_of_one_token_is_no_length() -> None:

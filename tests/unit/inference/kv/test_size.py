@@ -56,6 +56,7 @@ def test_a_gpus_pool_takes_what_weights_and_passes_leave(
     assert cache_size(CUDA, EACH, Room(found, 1000, share, passes)) == found
     with pytest.raises(StartupError, match="within MEMORY_SHARE; lower CACHE_TOKENS"):
         cache_size(CUDA, EACH, Room(found + 1, 1000, share, passes))
+    assert cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, passes, kept=100)) == found - 100
 
 
 def test_services_that_share_a_device_have_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +75,8 @@ def test_a_gpu_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, free: in
     device_with(monkeypatch, free)
     with pytest.raises(StartupError, match=r"no memory for a KV cache: cuda has \d\.\d GiB free"):
         cache_size(CUDA, EACH, Room(0, ANY_LENGTH, 1.0, 3 * GIB))
+    with pytest.raises(StartupError, match="raise MEMORY_SHARE"):
+        cache_size(CUDA, EACH, Room(0, ANY_LENGTH, 0.1, 3 * GIB))
 
 
 def test_a_cpu_keeps_half_and_divides_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def test_the_share_of_a_chain_is_what_is_measured(target: Any, texts: list[KeptT
 
 
 def test_home_is_what_the_target_writes_and_is_not_forgotten(
-    target: Any, texts: list[KeptText], tmp_path: Path
+    target: Any, texts: list[KeptText], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target.save_pretrained(tmp_path / "target")
     head = random_head("hydra", target, plain=True)
@@ -202,9 +202,17 @@ def test_home_is_what_the_target_writes_and_is_not_forgotten(
     assert roots.told.said.ids is not None
     told = rows.gather(1, roots.told.said.ids.clamp(max=VOCAB_SIZE - 1))
     torch.testing.assert_close(roots.told.said.log_probs.exp(), told.exp(), atol=1e-3, rtol=0)
-    again = head_home("", "", 40, kept)
+    monkeypatch.setattr("tandem.online.heads.home.free_memory", lambda device: 0)
+    again = head_home(str(tmp_path / "target"), "", 40, kept)
     assert np.array_equal(again[5].states, home[5].states)  # type: ignore[arg-type]
-    assert head_home("", "", 40, tmp_path / "none") == []
+    # Of another target, or other texts, what was computed is none; nor is there memory for it now.
+    assert head_home("", "", 40, kept) == []
+    named = tmp_path / "home.jsonl"
+    with pytest.raises(StartupError, match="cannot read"):
+        head_home(str(tmp_path / "target"), str(named), 40, kept)
+    named.write_text('{"text": "a"}\n')
+    with pytest.raises(StartupError, match="no room in half of the free memory"):
+        head_home(str(tmp_path / "target"), str(named), 40, kept)
     learner = HeadLearner(head, head.trained(), home)
     assert learner.at_home() == 0.0
     assert np.isfinite(learner.step(texts[1:5], np.random.default_rng(0)))

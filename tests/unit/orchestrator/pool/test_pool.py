@@ -38,7 +38,7 @@ def info(**changes: Any) -> common_pb2.ModelInfo:
 
 
 class Made:
-    """Replicas without anybody after them."""
+    """Replicas that no server stands for."""
 
     def __init__(self) -> None:
         self.replicas: list[Replica[Any]] = []

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.failure import Misconfigured
-from tandem.tools.local.pair import Pair, embedded
+from tandem.tools.local.pair import Pair, _bytes_of, embedded
+from tandem.tools.local.process import ROOT
 from tests.support.models.heads import save_random_head
 from tests.support.models.tiny import save_random_llama
 
@@ -41,7 +42,27 @@ def test_a_pair_knows_whether_it_shares_a_gpu(
     assert not replace(pair, drafter="none").shares_a_gpu
 
 
-def test_services_of_one_device_have_parts_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_memory_is_read_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nfor last; do :; done\ntest "$last" = GPU-7 && echo 24576\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7")
+    assert [_bytes_of(name) for name in ("cuda:1", "cuda", "cuda:2", "cpu")] == [
+        24 << 30,
+        None,
+        None,
+        None,
+    ]
+    monkeypatch.setenv("PATH", "")
+    assert _bytes_of("cuda:1") is None
+
+
+def test_services_of_one_device_have_parts_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def parts(pair: Pair) -> list[str | None]:
         services = pair.settings()
         return [services[name].get("MEMORY_SHARE") for name in ("target", "drafter")]
@@ -51,6 +72,14 @@ def test_services_of_one_device_have_parts_of_it(monkeypatch: pytest.MonkeyPatch
         assert target > drafter > 0.2
         assert target + drafter == pytest.approx(1)
     assert parts(Pair(target_device="cuda", drafter_device="cuda:1")) == [None, None]
+    # The file may name a model, which is not looked for.
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('method = "model"\nmodel = "/elsewhere"\n')
+    own = Pair(str(ROOT / "models" / "target"), recipe=str(recipe))
+    on_one = replace(own, target_device="cuda", drafter_device="cuda")
+    assert parts(on_one) == ["0.800", "0.200"]
+    assert not on_one.shares_a_gpu
+    assert parts(replace(on_one, recipe="lookup")) == [None, None]
     # One process divides its own; what the user says stays.
     assert parts(Pair(target_device="cuda", drafter_device="cuda", inside=True)) == [None, None]
     monkeypatch.setenv("TANDEM_DRAFTER_MEMORY_SHARE", "0.1")

@@ -55,18 +55,32 @@ def checkpoint(folder: Path, weights: int, layers: int) -> str:
 def test_models_of_one_device_can_hold_about_as_many_tokens(tmp_path: Path) -> None:
     large = checkpoint(tmp_path / "large", 15 << 30, 400)
     small = checkpoint(tmp_path / "small", 1 << 30, 80)
-    shares = shares_of([large, small])
-    assert sum(shares) == pytest.approx(1)
-    for total in (40 << 30, 80 << 30):
+    for total in (22 << 30, 40 << 30, 80 << 30):
+        shares = shares_of([large, small], total)
+        assert sum(shares) == pytest.approx(1)
         held = [
             (total * share - (weights << 30) - (2 << 30)) / memory_of(model).bytes_a_token
             for share, model, weights in zip(shares, (large, small), (15, 1), strict=True)
         ]
-        assert held[0] == pytest.approx(held[1], rel=0.3)
+        assert held[0] == pytest.approx(held[1])
+        assert held[0] > 4096
+    # Of a device that is not known each has its weights, and room for a text.
+    large_part, small_part = shares_of([large, small])
+    assert 22 * large_part > 17
+    assert 22 * small_part > 3
     assert shares_of([large]) == [1]
     # A head's folder has no configuration of a model.
     (tmp_path / "small" / "config.json").unlink()
-    assert 0.05 < shares_of([large, small])[1] < shares[1]
+    assert 0.03 < shares_of([large, small], 80 << 30)[1] < shares[1]
+    # Another dtype of its weights is none of its cache.
+    config = tmp_path / "large" / "config.json"
+    plain = shares_of([large, small], 80 << 30)
+    config.write_text(config.read_text().replace('"float32"', '"float8_e4m3fn"'))
+    assert shares_of([large, small], 80 << 30) == plain
+    # A download that was broken off.
+    (tmp_path / "small" / "model.safetensors").unlink()
+    (tmp_path / "small" / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    assert shares_of([large, small]) == pytest.approx([0.8, 0.2])
 
 
 @pytest.mark.parametrize("unknown", ["no/such-model", "/no/such/folder", "a//b", ""])
