@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError, first_line
 from tandem.inference.fingerprint import fingerprints
 
-# Each layer is a residual sum of attention and MLP, each reads through a norm of its own, and no layer
-# reads another one's keys: so any sublayer can be left out.
+# Each layer is a residual sum of attention and MLP, each reads through a norm of its own, and no
+# layer reads another one's keys: so any sublayer can be left out.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 

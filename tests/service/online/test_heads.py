@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from drafter_svc.loading import load
@@ -26,7 +25,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.exactness import CELLS, Case, counts_at, target_law
 from tests.service.online.serving import FakeTrainer, Served, drafting, served
 from tests.support.laws.laws import chi_square_p_value
-from tests.support.models.heads import blank_weights, save_random_head
+from tests.support.models.heads import save_plain_head, save_random_head
 from tests.support.waiting import until
 from tests.support.wire.fakes import generation
 
@@ -55,24 +54,12 @@ class Learning:
         return [text for file in replay.files() for text in replay.read(file)]
 
 
-def save_head(folder: Path, method: str, target: Path, seed: int = 4) -> Path:
-    """A head that drafts well enough, and can learn more."""
-    model = AutoModelForCausalLM.from_pretrained(target)
-    torch.manual_seed(seed)
-    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    config, weights = blank_weights(method, embedding, output, 0.05)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(weights, folder / "model.safetensors")
-    return folder
-
-
 @pytest.fixture(params=["medusa", "hydra"])
 async def learning(
     request: pytest.FixtureRequest, random_pair: tuple[Path, Path], tmp_path: Path
 ) -> AsyncIterator[Learning]:
     target = random_pair[1]
-    head = save_head(tmp_path / "head", request.param, target)
+    head = save_plain_head(tmp_path / "head", request.param, target)
     keys = {"method": request.param, "target": str(target)}
     async with (
         AsyncExitStack() as stack,
@@ -165,7 +152,7 @@ async def test_what_a_head_learnt_outlives_the_process(learning: Learning, tmp_p
     else:
         weights, wanted = ([blocks[0].weight for blocks in each] for each in (weights, wanted))
     assert all(map(torch.equal, weights, wanted))
-    other = save_head(tmp_path / "other", info.drafter, learning.target, seed=5)
+    other = save_plain_head(tmp_path / "other", info.drafter, learning.target, seed=5)
     with pytest.raises(StartupError, match=r"learnt from weights \w{12}.*ONLINE_ANEW=true"):
         load(DrafterSettings(model=str(other), **keys, **folder))
 
@@ -179,7 +166,7 @@ def test_a_head_with_a_decoder_layer_says_that_it_does_not_learn(
     with pytest.raises(StartupError, match="does not learn"):
         load(DrafterSettings(online=1, online_folder=tmp_path / "state", **keys))
     (tmp_path / "state").mkdir(exist_ok=True)
-    save_head(tmp_path / "plain", "hydra", random_pair[1])
+    save_plain_head(tmp_path / "plain", "hydra", random_pair[1])
     # Its folder is free again.
     keys |= {"method": "hydra", "model": str(tmp_path / "plain")}
     loaded = load(DrafterSettings(online=1, online_folder=tmp_path / "state", **keys))
@@ -189,7 +176,7 @@ def test_a_head_with_a_decoder_layer_says_that_it_does_not_learn(
 def test_home_texts_of_a_head_need_its_target(
     random_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    head = save_head(tmp_path / "head", "medusa", random_pair[1])
+    head = save_plain_head(tmp_path / "head", "medusa", random_pair[1])
     config = json.loads((head / "config.json").read_text()) | {"tandem": {"target_layers": 1}}
     (head / "config.json").write_text(json.dumps(config))
     keys: dict[str, Any] = {"method": "medusa", "model": str(head), "online_home": "texts.jsonl"}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandem.drafting.heads.head import OfHead
 from tandem.drafting.methods import METHODS
@@ -237,5 +237,17 @@ def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> 
     keys, weights = _made(method, config["hidden_size"], config["vocab_size"])
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(keys))
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def save_plain_head(folder: Path, method: str, target: Path, seed: int = 4) -> Path:
+    """Save a head without a decoder layer that drafts well enough, and can learn more."""
+    model = AutoModelForCausalLM.from_pretrained(target)
+    torch.manual_seed(seed)
+    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    config, weights = blank_weights(method, embedding, output, 0.05)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
     return folder

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.models.heads import is_head, save_plain_head
 from tests.support.models.tiny import noisy
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.waiting import wait_until
@@ -31,15 +32,25 @@ _KILLS, _WRITERS = 200, 3
 _UPDATES = 2
 
 
+HEADS = pytest.mark.campaign(
+    "a head's trainer, as a process, learns and ends with its drafter",
+    "a decoder's (this file); service/online/test_heads.py: heads, with steps made by the test",
+)
+
+
 @contextmanager
-def learning(folder: Path, pair: tuple[Path, Path]) -> Iterator[Trio]:
+def learning(folder: Path, pair: tuple[Path, Path], method: str = "model") -> Iterator[Trio]:
     drafter = {
         "MODEL": str(pair[0]),
         "ONLINE": "60",
         "ONLINE_FOLDER": str(folder / "state"),
         "ADMIN_LISTEN": "127.0.0.1:0",
+        "METHOD": method,
     }
-    with trio(folder, drafter=drafter, target={"MODEL": str(pair[1])}) as found:
+    target = {"MODEL": str(pair[1])}
+    if is_head(method):
+        drafter["TARGET"], target["FEEDBACK"] = target["MODEL"], "last"
+    with trio(folder, drafter=drafter, target=target) as found:
         yield found
 
 
@@ -80,26 +91,35 @@ def readable(folder: Path) -> int:
     return int(state["version"])
 
 
-def text(services: Trio, seed: int) -> pb.CompleteResponse:
+def text(services: Trio, seed: int, nodes: int = 0) -> pb.CompleteResponse:
     message = generation([1 + seed % 4, 2], max_new_tokens=40, gamma=4)
     message.sampling.seed = seed
+    if nodes:
+        message.speculation.max_nodes = nodes
     with services.client() as stub:
         return stub.Complete(pb.CompleteRequest(generation=message), timeout=60)
 
 
+@pytest.mark.parametrize(
+    "method", ["model", *(pytest.param(name, marks=HEADS) for name in ("medusa", "hydra"))]
+)
 def test_a_trainer_learns_and_ends_with_its_drafter(
-    near_pair: tuple[Path, Path], tmp_path: Path
+    method: str, near_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "state"
-    with learning(tmp_path, near_pair) as services:
+    folder, nodes = tmp_path / "state", 8 if is_head(method) else 0
+    pair = near_pair
+    if nodes:
+        pair = save_plain_head(tmp_path / "head", method, near_pair[1]), near_pair[1]
+    with learning(tmp_path, pair, method) as services:
         # Seeds and draft lengths are given, so these are the same texts each time.
         for seed in range(_TEXTS):
-            assert not text(services, seed).summary.drafter_lost
+            assert not text(services, seed, nodes).summary.drafter_lost
         wait_until(lambda: status(services).held_texts == _TEXTS)
         wait_until(lambda: status(services).steps >= 25)
         told = status(services)
         assert told.training
         assert 0 < told.overlap.served <= 1
+        assert not told.problem
         (pid,) = trainers(folder)
         os.kill(services.drafter.id, signal.SIGKILL)
         wait_until(gone(pid))
