@@ -27,10 +27,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.pair import Pair, embedded
-from target_svc.settings import TargetSettings
 
 RUNNING = 8
-_SHARE = float(TargetSettings.model_fields["prefill_share"].default)
 _RUNNING_TOKENS = 512
 # The longest text: what prompts have beside them.
 _MAX_LENGTH, _BESIDE = 8192, 64
@@ -132,7 +130,7 @@ def main() -> None:
     parser.add_argument("--drafter-dtype", help="of the drafter")
     parser.add_argument("--quiet-seconds", type=float, default=_QUIET_SECONDS, help="at first")
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of a long prompt")
-    parser.add_argument("--shares", type=float, nargs="+", default=[_SHARE], help="PREFILL_SHARE")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.0], help="PREFILL_SHARE")
     options = parser.parse_args()
     pair = Pair(
         target=options.target or embedded("target"),

@@ -27,6 +27,10 @@ from tandem.settings import MIB, ModelSettings
 
 _log = structlog.get_logger(__name__)
 
+# What prompts add to a pass on a CPU; on any other device what `BatchLimits` says. Passes are
+# measured alone, but other processes use the cores too, and their prompts come at the same time.
+PREFILL_SHARES = {"cpu": 0.3}
+
 
 def options_of(settings: ModelSettings, room: int = 0) -> DecoderOptions:
     """How a decoder is to compute. On a CPU its KV cache is bounded by what the sequences may need:
@@ -127,11 +131,11 @@ def max_length(model: Model, settings: ModelSettings) -> int:
 def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:
     """An engine over decoders, not started; its steps are timed on the first one's device. Each
     sequence gets a part of every one's KV cache, or of none."""
-    profile = Profile(decoders[0].pass_times)
+    profile, device = Profile(decoders[0].pass_times), decoders[0].device.type
     limits = BatchLimits(
         settings.token_budget,
         settings.prefill_chunk,
-        settings.prefill_share,
+        settings.prefill_share or PREFILL_SHARES.get(device, BatchLimits().prefill_share),
         settings.gather,
         profile,
         _span_of(decoders[0]),

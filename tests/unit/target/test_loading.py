@@ -14,6 +14,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.engine.asks import Truncation
+from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
 from tandem.inference import decoder as decoders
 from tandem.inference.kv import size
@@ -22,7 +23,7 @@ from tandem.inference.kv.sparse_keys import SparseKeys
 from tandem.inference.views.few_keys import positions_of
 from tandem.lengths import ANY_LENGTH
 from tandem.serving.drafting import load_models
-from tandem.serving.model import options_of
+from tandem.serving.model import PREFILL_SHARES, options_of
 from target_svc.loading import kept_for_views, own_recipe, share_of_target
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
@@ -383,6 +384,17 @@ def test_the_targets_own_part_is_what_its_decoder_has(
     monkeypatch.setattr(decoders, "cache_size", noted)
     loaded(random_pair, drafts="model", memory_share=0.9)
     assert rooms == [pytest.approx(0.45, rel=0.01), 0.9]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0.3), (0.8, 0.8)])
+def test_prompts_have_a_share_of_passes(
+    share: float, expected: float, random_pair: tuple[Path, Path]
+) -> None:
+    target = loaded(random_pair, prefill_share=share)
+    assert target.engine._limits.prefill_share == expected
+    # Of any device but a CPU.
+    assert "cuda" not in PREFILL_SHARES
+    assert BatchLimits().prefill_share == 0.5
 
 
 def test_models_of_one_drafter_divide_its_part(
