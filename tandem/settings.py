@@ -230,8 +230,7 @@ class ModelSettings(ServiceSettings):
         le=100,
         description="with 0.5, prompts may make a forward pass that they share with running"
         " sequences take 1.5 times as long; used if PREFILL_CHUNK is 0. 0 is 0.5 on a GPU, and 0.3"
-        " on a CPU, where other processes take part in the cores: there 0.3 makes rounds take 1.3"
-        " times as long",
+        " on a CPU, whose cores other processes use too",
     )
     graph_rows: int = Field(
         512,
