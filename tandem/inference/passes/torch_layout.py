@@ -123,10 +123,7 @@ def _gain(layers: Sequence[_Plain]) -> float:
     gain = 1.0
     for count in _ROWS:
         rows = torch.randn(count, weight.shape[1], dtype=weight.dtype)
-        gain *= _ratio(
-            partial(_run, [partial(linear, weight=p.weight, bias=p.bias) for p in layers], rows),
-            partial(_run, packed, rows),
-        )
+        gain *= _ratio(layers, packed, rows)
     return float(gain ** (1 / len(_ROWS)))
 
 
@@ -135,12 +132,14 @@ def _run(layers: Sequence[Callable[[Tensor], Tensor]], rows: Tensor) -> None:
         layer(rows)
 
 
-def _ratio(first: Callable[[], object], second: Callable[[], object]) -> float:
-    """Median time of `first` / median time of `second`, run in turn."""
+def _ratio(plain: Sequence[_Plain], packed: Sequence[PackedLinear], rows: Tensor) -> float:
+    """Median time of the plain layers / median time of the packed ones, run in turn."""
+    by_weights = [partial(linear, weight=layer.weight, bias=layer.bias) for layer in plain]
+    layouts: tuple[Sequence[Callable[[Tensor], Tensor]], ...] = (by_weights, packed)
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(_REPEATS):
-        for work, spent in zip((first, second), times, strict=True):
+        for layers, spent in zip(layouts, times, strict=True):
             started = time.perf_counter_ns()
-            work()
+            _run(layers, rows)
             spent.append(time.perf_counter_ns() - started)
     return float(median(times[0]) / median(times[1]))

@@ -23,7 +23,6 @@ from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import StartupError, Unavailable
-from tandem.inference.choice import candidates
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.streams.link import SharedStream
@@ -247,8 +246,6 @@ async def test_a_round_that_was_skipped_misses(
     random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one of another size; the drafts are those of a drafter that prepares nothing."""
-    # The layout of weights is measured at a start, and with it the last bits of rows may change.
-    monkeypatch.setattr(candidates, "choose_layout", lambda compute: None)
     answers: dict[int, list[Any]] = {}
     patience = Patience(monkeypatch)
     for nodes in (0, 32):

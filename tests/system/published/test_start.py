@@ -32,7 +32,6 @@ def test_the_start_notices_mistakes_alone(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    monkeypatch.setattr(candidates, "choose_layout", lambda _: None)  # by a measurement
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
     if mistake is None:
         assert candidates.by_torch(copy.deepcopy(model)).takes_trees

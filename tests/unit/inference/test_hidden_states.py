@@ -14,7 +14,6 @@ from tandem.engine.asks import Steps, Take
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
-from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.hidden_states import layers_from
@@ -65,10 +64,7 @@ def operators(decoder: Decoder, states: int) -> list[str]:
 
 
 @BOTH
-def test_who_asks_for_none_pays_for_none(
-    row: Architecture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(candidates, "choose_layout", lambda _: None)  # by a measurement
+def test_who_asks_for_none_pays_for_none(row: Architecture) -> None:
     without = operators(decoder_over(build(row), "tiny"), 0)
     decoder = decoder_over(build(row), "tiny", states_of="1,2,last")
     assert operators(decoder, 0) == without

@@ -21,7 +21,6 @@ from tandem.engine.numbers.decisions import _proposal
 from tandem.engine.numbers.home import drafts_of
 from tandem.engine.stepper import Stepper
 from tandem.errors import EngineFailure
-from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.output import PassOutput
@@ -194,7 +193,6 @@ def test_texts_are_those_of_chains_that_are_drawn_in_one_replay(
     recorder = Recorder()
     monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
     monkeypatch.setattr(cuda_graphs, "capture", recorder)
-    monkeypatch.setattr(candidates, "choose_layout", lambda _: None)
 
     def drafter(chains: tuple[float, int] | None) -> Decoder:
         torch.manual_seed(1)

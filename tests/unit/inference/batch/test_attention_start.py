@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from triton.runtime.errors import OutOfResources
 
 from tandem.inference.batch.tiles import FEW, MANY, ONE, Tiles
-from tandem.inference.choice import candidates
 from tandem.inference.feed import Feed
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
@@ -48,8 +47,6 @@ every_architecture = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
-    # By a measurement, and a device has none of it: packed weights have no storage to record.
-    monkeypatch.setattr(candidates, "choose_layout", lambda _: None)
 
 
 def test_what_a_former_holder_left_is_not_read() -> None:

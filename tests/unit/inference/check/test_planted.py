@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.choice import candidates
 from tandem.inference.choice.candidates import by_torch
 from tests.support.models.architectures import SUPPORTED, build
 from tests.support.models.planted import MISTAKES, OF_WINDOWS, Mistake
@@ -20,12 +19,6 @@ OTHER_DTYPES = pytest.mark.campaign(
     "the start refuses each mistake with trained weights in float32 and float16",
     "trained weights in bfloat16, where noise is largest; random weights in each dtype (this file)",
 )
-
-
-@pytest.fixture(autouse=True)
-def plain_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chosen by a measurement, which takes longer than all else."""
-    monkeypatch.setattr(candidates, "choose_layout", lambda _: None)
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

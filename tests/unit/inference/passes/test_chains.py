@@ -19,7 +19,6 @@ from tandem.engine.asks import Truncation
 from tandem.engine.stepper import Stepper
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import ONE, WORDS, Tiles, TileSizes, one_row_each
-from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.passes import chains, one_call
 from tandem.inference.passes import cuda_graphs as graph
@@ -53,7 +52,6 @@ def captured(name: str) -> Iterator[tuple[Decoder, Decoder, Recorder]]:
     with pytest.MonkeyPatch.context() as patch, by_operators():
         patch.setattr(one_call, "worthwhile", lambda _: True)
         patch.setattr(graph, "capture", recorder)
-        patch.setattr(candidates, "choose_layout", lambda _: None)
         patch.setattr(chains, "_ROWS", (1, 2, 8))
         options: dict[str, Any] = {"cache_tokens": 800, "longest": LONGEST, "trees": True}
         own = decoder_over(build(row), "tiny", graph_rows=8, chains=CUT, **options)

@@ -15,7 +15,6 @@ from structlog.testing import capture_logs
 
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, ONE, Tiles, TileSizes
-from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.kv.pool import SequenceCache
@@ -46,8 +45,6 @@ def recorder() -> Iterator[Recorder]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_call, "worthwhile", lambda _: True)
         patch.setattr(graph, "capture", recorder)
-        # It follows a measurement, and two models must be computed alike.
-        patch.setattr(candidates, "choose_layout", lambda _: None)
         yield recorder
 
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from tandem.inference.passes import torch_layout as layout
 from tandem.inference.passes.torch_layout import PackedLinear, PlainLinear, choose_layout
+from tandem.inference.passes.torch_layout import _ratio as measured_ratio
 from tests.support.devices.bfloat16 import can_pack
 
 _CASES = list(product((torch.float32, torch.bfloat16), (True, False), (1, 5)))
@@ -54,6 +55,14 @@ def test_what_cannot_be_packed_stays_plain(monkeypatch: pytest.MonkeyPatch) -> N
     model = nn.Sequential(plain)
     choose_layout(model)
     assert model[0] is plain
+
+
+def test_both_layouts_are_timed() -> None:
+    """Here alone: all other tests have a layout by the size of the weights."""
+    plain, rows = _linear(True, torch.float32), torch.randn(5, 24)
+    assert layout._ratio is not measured_ratio
+    with torch.inference_mode():
+        assert measured_ratio([plain], [PackedLinear(plain)], rows) > 0
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])
