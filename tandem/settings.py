@@ -229,8 +229,9 @@ class ModelSettings(ServiceSettings):
         ge=0,
         le=100,
         description="with 0.5, prompts may make a forward pass that they share with running"
-        " sequences take 1.5 times as long; used if PREFILL_CHUNK is 0. 0 is 0.5 on a GPU, and 0.3"
-        " on a CPU, whose cores other processes use too",
+        " sequences take 1.5 times as long; used if PREFILL_CHUNK is 0. Many short prompts that"
+        " wait take more: their part of the time by number. 0 is 0.5 on a GPU, and 0.3 on a CPU,"
+        " whose cores other processes use too",
     )
     graph_rows: int = Field(
         512,

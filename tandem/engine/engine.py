@@ -244,7 +244,7 @@ class Engine:
                 continue
             if batch := with_room:
                 if self._saved < self._most_saved or any(job.opening for job in batch):
-                    self._saved = saved_behind(batch, self._saved, self._limits)
+                    self._saved = saved_behind(batch, self._jobs, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
                 self._jobs = _going_on(self._jobs)
             else:

@@ -32,7 +32,7 @@ class BatchLimits:
         token_budget: new tokens of running sequences.
         prefill_chunk: prompt tokens, in the mean of several steps; 0 follows the profile.
         prefill_share: what prompts add to the pass that they share with running sequences, as a
-            share of its time.
+            share of its time; many short ones may add more.
         gather: how long it may wait for others that should come, as a share of the last step.
         profile: of the model that computes the prompts, with short texts.
         span: earlier positions for which a row's attention takes as long as the rest of its work.
@@ -51,20 +51,29 @@ class BatchLimits:
         same."""
         return self.token_budget + (self.prefill_chunk or max(_LARGEST_ALONE, self.token_budget))
 
-    def chunk_beside(self, running: Sequence[Job[Any]], depth: int = 0) -> int:
+    def chunk_beside(self, running: Sequence[Job[Any]], opening: Sequence[Job[Any]] = ()) -> int:
         """Prompt tokens in the step of running sequences, in the mean of several steps.
 
+        Short prompts have at least their part of the time by number: sixteen that wait for one
+        text that runs are not computed a few tokens at a time beside it. A prompt is short if a
+        step where nothing runs could take it whole.
+
         Args:
-            running: in the step.
-            depth: positions of the prompt before them.
+            running: sequences in the step.
+            opening: prompts that wait, those of other steps included.
         """
         if self.prefill_chunk:
             return self.prefill_chunk
         sequences = max(len(running), 1)
         rows = max(sum(job.tokens for job in running), 1)
         together = self.profile.at(sequences, rows / sequences)
-        found = self.profile.rows_within(self.prefill_share * together, rows)
-        return round(min(max(found / (1 + depth / self.span), 1), self.token_budget))
+        most = self.chunk_alone
+        short = sum(_taken(job) + job.tokens <= most for job in opening) / sequences
+        found = max(
+            self.profile.rows_within(self.prefill_share * together, rows),
+            min(self.profile.rows_within(short * together, rows), most),
+        )
+        return round(min(max(found / (1 + _depth(opening) / self.span), 1), self.token_budget))
 
     @property
     def chunk_alone(self) -> int:
@@ -119,23 +128,26 @@ def select(
     if not opening:
         return selected
     alone = open_sequences <= len(opening)  # no round has to wait
-    chunk = limits.chunk_alone if alone else limits.chunk_beside(selected, _depth(opening))
+    chunk = limits.chunk_alone if alone else limits.chunk_beside(selected, opening)
     return selected + _share_chunk(opening, chunk, max(chunk, min(saved, limits.chunk_alone)))
 
 
-def saved_behind(step: Sequence[Job[Any]], saved: int, limits: BatchLimits) -> int:
+def saved_behind(
+    step: Sequence[Job[Any]], jobs: Sequence[Job[Any]], saved: int, limits: BatchLimits
+) -> int:
     """Prompt tokens that later steps may take beside their chunk: so a burst of short prompts is
     computed in few steps, and what running sequences wait for is a chunk a step in the mean.
 
     Args:
         step: that was selected.
+        jobs: of which it was.
         saved: before it.
         limits: on it.
     """
     taken = sum(job.chunk for job in step if job.opening)
     running = [job for job in step if not job.opening]
-    opening = [job for job in step if job.opening]
-    earned = limits.chunk_beside(running, _depth(opening)) - taken * bool(running)
+    opening = [job for job in jobs if job.opening] if len(running) < len(step) else []
+    earned = limits.chunk_beside(running, opening) - taken * bool(running)
     return min(max(saved + earned, 0), limits.most_saved)
 
 

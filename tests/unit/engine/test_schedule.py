@@ -33,8 +33,10 @@ def job_of(asks: Steps[None]) -> Job[Any]:
     return job
 
 
-def prompt(tokens: int) -> Job[Any]:
-    return job_of(_asks(Take(None, Feed(_AT_ITS_BEGINNING, [1] * tokens, 1))))  # type: ignore[arg-type]
+def prompt(tokens: int, depth: int = 0) -> Job[Any]:
+    """A prompt with so many tokens left after as many as its depth."""
+    cache: Any = SimpleNamespace(length=depth)
+    return job_of(_asks(Take(None, Feed(cache, [1] * tokens, 1))))  # type: ignore[arg-type]
 
 
 def running(rows: int = 1) -> Job[Any]:
@@ -61,9 +63,10 @@ class Load:
 
     def step(self) -> None:
         opened = len(self._runners) + len(self._prompts)
-        batch = select([*self._runners, *self._prompts], opened, LIMITS, self._saved)
+        jobs = [*self._runners, *self._prompts]
+        batch = select(jobs, opened, LIMITS, self._saved)
         assert all(runner in batch for runner in self._runners), "who runs waits for no step"
-        self._saved = saved_behind(batch, self._saved, LIMITS)
+        self._saved = saved_behind(batch, jobs, self._saved, LIMITS)
         taking = [job for job in batch if job.opening]
         self.chunks.append(sum(job.chunk for job in taking))
         for job in taking:
@@ -89,16 +92,20 @@ def test_sixteen_short_prompts_are_computed_within_two_steps(runners: int) -> No
     assert sorted(load.firsts.values()) == [1, *[2] * 15]
 
 
-def test_a_burst_of_short_prompts_takes_full_steps() -> None:
-    """Eight at most, and then none until chunks are saved again."""
+def test_a_burst_of_short_prompts_takes_full_steps_until_it_is_through() -> None:
+    """And no larger ones, however many wait."""
     load = Load(4)
     load.come(*[60] * 200)
-    for _ in range(30):
+    for _ in range(25):
         load.step()
-    full = [chunk for chunk in load.chunks if chunk > CHUNK]
-    assert all(chunk > LIMITS.chunk_alone - 60 for chunk in full[:7])
-    assert sum(load.chunks) <= LIMITS.most_saved + 30 * CHUNK
-    assert max(load.chunks[10:]) <= CHUNK
+    assert all(LIMITS.chunk_alone - 60 < chunk <= LIMITS.chunk_alone for chunk in load.chunks)
+
+
+def test_short_prompts_have_their_part_of_the_time_by_number() -> None:
+    beside = [running() for _ in range(4)]
+    # The four take 128 us and 3 us for each row after the first.
+    chunks = [LIMITS.chunk_beside(beside, [prompt(60)] * count) for count in (0, 3, 4, 8, 12, 99)]
+    assert chunks == [CHUNK, CHUNK, 43, 85, 128, LIMITS.chunk_alone]
 
 
 def test_a_long_prompt_delays_others_by_a_chunk_a_step() -> None:
@@ -110,13 +117,16 @@ def test_a_long_prompt_delays_others_by_a_chunk_a_step() -> None:
     assert len(load.chunks) == 4000 // CHUNK
 
 
-def test_short_prompts_without_end_take_a_chunk_a_step_in_the_mean() -> None:
-    load = Load(4)
-    for _ in range(200):
-        load.come(20, 20, 20)
+def test_short_prompts_without_end_wait_until_they_are_as_many_as_their_part() -> None:
+    """Fewer take a chunk a step in the mean, which is less than what comes."""
+    load = Load(16)
+    for step in range(1, 401):
+        load.come(25, 25)
         load.step()
-    assert sum(load.chunks) <= 200 * CHUNK + LIMITS.most_saved
-    assert max(load.chunks) <= LIMITS.chunk_alone
+        if len(load._prompts) < 16 * LIMITS.prefill_share:
+            assert sum(load.chunks) <= step * CHUNK + LIMITS.most_saved
+        assert len(load._prompts) <= 20
+    assert max(load.chunks) <= 2 * CHUNK
 
 
 def test_a_long_prompt_goes_on_beside_short_ones_without_end() -> None:
@@ -256,6 +266,7 @@ def test_chunks_shrink_as_attention_looks_back_further() -> None:
     limits = BatchLimits(prefill_share=0.75, profile=profile, span=1000)
     beside = [running()]
     assert limits.chunk_beside(beside) == 75
-    assert limits.chunk_beside(beside, depth=1000) == 38
-    assert limits.chunk_beside(beside, depth=1_000_000) == 1
-    assert BatchLimits(prefill_chunk=75, span=1000).chunk_beside(beside, depth=1000) == 75
+    assert limits.chunk_beside(beside, [prompt(9999, depth=1000)]) == 38
+    assert limits.chunk_beside(beside, [prompt(9999, depth=1_000_000)]) == 1
+    fixed = BatchLimits(prefill_chunk=75, span=1000)
+    assert fixed.chunk_beside(beside, [prompt(9999, depth=1000)]) == 75
