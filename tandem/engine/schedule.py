@@ -152,18 +152,19 @@ def saved_behind(
 
 
 def _share_chunk(opening: Sequence[Job[Any]], chunk: int, most: int) -> list[Job[Any]]:
-    """Half of the chunk for the oldest prompt, the rest for those who had least so far; beyond the
+    """Half of the chunk for the oldest prompt, the rest for those that need least; and beyond the
     chunk, whole prompts up to `most` tokens in all, the shortest first.
 
-    So a short prompt does not wait for a long one, and a long one not for all that come.
+    So a short prompt does not wait for a long one, a long one not for all that come, and of equal
+    ones the first runs while the others wait.
     """
-    oldest, *others = opening
-    oldest.chunk = min(oldest.tokens, chunk - chunk // 2)
-    left = chunk - oldest.chunk
-    for job in sorted(others, key=_taken):
-        job.chunk = min(left, job.tokens)
-        left -= job.chunk
-    oldest.chunk = min(oldest.tokens, oldest.chunk + left)
+    oldest = opening[0]
+    kept = min(oldest.tokens, chunk - chunk // 2)  # for the oldest
+    left = chunk - kept
+    for job in sorted(opening, key=lambda job: job.tokens):
+        own = kept * (job is oldest)
+        job.chunk = min(own + left, job.tokens)
+        left -= job.chunk - own
     left = most - sum(job.chunk for job in opening)
     for job in sorted(opening, key=_missing):
         missing = _missing(job)

@@ -51,10 +51,10 @@ class Load:
         firsts: the step that completed each prompt.
     """
 
-    def __init__(self, runners: int) -> None:
+    def __init__(self, runners: int, saved: int = LIMITS.most_saved) -> None:
         self._runners = [running() for _ in range(runners)]
         self._prompts: list[Job[Any]] = []
-        self._saved = LIMITS.most_saved
+        self._saved = saved
         self.chunks: list[int] = []
         self.firsts: dict[Job[Any], int] = {}
 
@@ -99,6 +99,14 @@ def test_a_burst_of_short_prompts_takes_full_steps_until_it_is_through() -> None
     for _ in range(25):
         load.step()
     assert all(LIMITS.chunk_alone - 60 < chunk <= LIMITS.chunk_alone for chunk in load.chunks)
+
+
+def test_of_equal_prompts_the_first_are_through_while_the_others_wait() -> None:
+    """Nothing is saved: each step takes a chunk and no more."""
+    load = Load(8, saved=0)
+    load.come(*[2 * CHUNK] * 6)
+    load.until_done()
+    assert sorted(load.firsts.values()) == [2, 4, 6, 8, 10, 12]
 
 
 def test_short_prompts_have_their_part_of_the_time_by_number() -> None:
