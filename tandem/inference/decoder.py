@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tandem.errors import StartupError, Unsupported, first_line
+from tandem.errors import StartupError, first_line
 from tandem.inference.choice.choose import EngineName, choose_backend, like
 from tandem.inference.choice.speed import PROMPT_ROWS, is_whole, profile_of
 from tandem.inference.compatibility import check_support
 from tandem.inference.feed import Feed
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.size import Room, cache_size, free_memory
+from tandem.inference.kv.size import Room, cache_size, memory_left
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
@@ -99,14 +99,20 @@ class Decoder(Model):
         self._masked = self.masked
         # Bytes of a device that passes take beside weights and pools; 0 where it is not measured.
         self.pass_memory = options.passes
+        self._options = options
         self._start(model, options)
-        if options.graph_rows and self._backends.current.in_one_call:
-            longest = min(options.longest, about.max_length, self.positions)
-            with torch.inference_mode():
-                capture_passes(self._backends.current, options.graph_rows, longest)
-                if options.chains is not None and self._masked is None:
-                    current = self._backends.current
-                    capture_chains(current, options.graph_rows, longest, options.chains)
+        with torch.inference_mode():
+            self._capture(self._backends.current)
+
+    def _capture(self, backend: Backend) -> None:
+        """Capture its small passes, where attention takes a batch in one call."""
+        options = self._options
+        if not options.graph_rows or not backend.in_one_call:
+            return
+        longest = min(options.longest, self.about.max_length, backend.pool.positions)
+        capture_passes(backend, options.graph_rows, longest)
+        if options.chains is not None and self._masked is None:
+            capture_chains(backend, options.graph_rows, longest, options.chains)
 
     def _start(self, model: PreTrainedModel, options: DecoderOptions) -> None:
         """Check that the model can be served, choose what computes it, and make the pool."""
@@ -207,14 +213,14 @@ class Decoder(Model):
             MemoryError: there is no room for it.
         """
         positions, each = self.positions, backend.pool.bytes_per_position
-        if positions * each > free_memory(self.device) // 2:
+        share = self._options.share if self.device.type == "cuda" else 1
+        if positions * each > memory_left(self.device, share) // 2:
             raise MemoryError(f"no room for a second KV cache of {positions} tokens")
         _give_room(backend, positions, version)
 
     def renewed(self, checkpoint: LoadedCheckpoint) -> Callable[[], None]:
-        """See `Model`."""
-        if self.device.type != "cpu":
-            raise Unsupported(f"the weights of {self.about.name} cannot change on {self.device}")
+        """See `Model`. Captured passes read weights where these were: new weights have passes of
+        their own, which are captured again."""
         if self._backends.num_earlier > len(self._backends.serving):
             raise MemoryError("texts are open with two versions of the weights already")
         model, version = checkpoint.model.eval(), checkpoint.about.weights_version
@@ -223,6 +229,9 @@ class Decoder(Model):
             for before in self._backends.serving:
                 backend = like(before, model, self._record)
                 self._give_room_beside(backend, version)
+                self._capture(backend)
+                if (before.graphs and not backend.graphs) or (before.chains and not backend.chains):
+                    raise MemoryError("passes with new weights cannot be captured")
                 made.append(backend)
 
         def take() -> None:

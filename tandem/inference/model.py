@@ -165,7 +165,7 @@ class Model(ABC):
         Raises:
             Unsupported: its weights cannot change while it serves.
             StartupError: the passes cannot be made.
-            MemoryError: there is no room for a further KV cache.
+            MemoryError: there is no room for a further KV cache, or to capture the passes.
         """
         raise Unsupported(f"the weights of {self.about.name} cannot change while it serves")
 

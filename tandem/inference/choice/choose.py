@@ -174,12 +174,18 @@ def choose_backend(
 
 
 def like(before: Backend, model: PreTrainedModel, record: StartRecord | None) -> Backend:
-    """A back end of the same kind for a model with other weights, on a CPU.
+    """A back end of the same kind for a model with other weights.
+
+    Args:
+        before: that kind.
+        model: on the same device.
+        record: of the model; None on a device.
 
     Raises:
         StartupError: it cannot be made.
     """
-    assert record is not None
+    if record is None:
+        return by_torch(model, before.of_layers)
     way = Candidate(before.engine, before.dtype)
     backend = _made(way, in_dtype(model, way.dtype), record, before.of_layers)
     if backend is None:

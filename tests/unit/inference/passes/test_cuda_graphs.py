@@ -16,8 +16,10 @@ from structlog.testing import capture_logs
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, ONE, Tiles, TileSizes
 from tandem.inference.decoder import Decoder
+from tandem.inference.description import describe
 from tandem.inference.feed import DrawnToken, Draws, Feed
 from tandem.inference.kv.pool import SequenceCache
+from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.output import PassOutput
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call, torch_llama
@@ -168,6 +170,58 @@ def test_others_are_not_written_to(pair: list[Decoder]) -> None:
         decoder.forward([Feed(first, [1, 2, 3], 1), Feed(last, [1, 2], 1)])
         for states in layers:
             assert bool((states[:, first.start + 16 : last.start] == 7.0).all())
+
+
+def learnt(row: Architecture, version: int) -> LoadedCheckpoint:
+    """The same model with other weights."""
+    model = build(row, num_hidden_layers=1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1 + version / 4)
+    return LoadedCheckpoint(model, replace(describe(model, "tiny"), weights_version=version))
+
+
+def following(decoder: Decoder, cache: SequenceCache) -> torch.Tensor:
+    """Rows of three tokens after the first ones."""
+    with torch.inference_mode():
+        decoder.forward([Feed(cache, [5, 6, 7, 8], 0)])
+        return decoder.forward([Feed(cache, [9, 10, 11], 3)]).logits
+
+
+def test_new_weights_have_captured_passes_of_their_own(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open texts go on with those of the old ones, whose memory is not written to."""
+    row = ARCHITECTURES[0]
+    decoder, plain = pair_of(row)
+    renewed = decoder_over(learnt(row, 1).model, "tiny", cache_tokens=50 * 16)
+    expected = []
+    for own in (plain, renewed):
+        with reserved(own, 1) as (cache,):
+            expected.append(following(own, cache))
+    assert not torch.allclose(expected[0], expected[1], atol=1e-2)
+    with reserved(decoder, 1) as (old,):
+        take = decoder.renewed(learnt(row, 1))
+        graphs, replays = decoder.backend.graphs, recorder.replays
+        take()
+        assert decoder.backend.graphs not in (None, graphs)
+        with reserved(decoder, 1) as (new,):
+            assert (old.weights_version, new.weights_version) == (0, 1)
+            for cache, rows in zip((old, new), expected, strict=True):
+                assert torch.allclose(following(decoder, cache), rows, atol=NOISE)
+            assert recorder.replays == replays + 4
+        assert decoder._backends.num_earlier == 1
+    assert decoder._backends.num_earlier == 0
+
+    def refuse(run: Callable[[], None], *given: Any) -> Callable[[], None]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(graph, "capture", refuse)
+    with pytest.raises(MemoryError, match="cannot be captured"):
+        decoder.renewed(learnt(row, 2))
+    assert decoder.about.weights_version == 1
+    with reserved(decoder, 1) as (new,):
+        assert torch.allclose(following(decoder, new), expected[1], atol=NOISE)
 
 
 @torch.inference_mode()
