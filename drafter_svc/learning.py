@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tandem.inference.model import Model
 
 _HOUR = 3600.0
-# Families of heads without a decoder layer.
-_HEADS = ("medusa", "hydra")
 
 
 def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
@@ -33,10 +31,10 @@ def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
     """
     if not settings.online:
         return None
-    if len(recipe.checkpoints) != 1 or recipe.checkpoints[0].head not in ("", *_HEADS):
+    if len(recipe.checkpoints) != 1:
         raise StartupError(
-            f"ONLINE: the method {recipe.method} does not learn; one with a single decoder does,"
-            f" such as model or tree, and {' and '.join(_HEADS)} do. Set ONLINE=0"
+            f"ONLINE: the method {recipe.method} does not learn; one with a single decoder or head"
+            " does, such as model, tree or eagle. Set ONLINE=0"
         )
     if recipe.checkpoints[0].keys is not None:
         raise StartupError(
@@ -44,11 +42,6 @@ def state_of(settings: DrafterSettings, recipe: Recipe) -> StateFolder | None:
         )
     if settings.online_folder is None:
         raise StartupError("ONLINE needs ONLINE_FOLDER, a folder for what is learnt")
-    if settings.device != "cpu":
-        raise StartupError(
-            f"ONLINE: a drafter on {settings.device} does not learn, since its passes are captured"
-            " with their weights. Set DEVICE=cpu, or ONLINE=0"
-        )
     return StateFolder(settings.online_folder)
 
 
@@ -58,7 +51,7 @@ def learning_of(
     """What learns beside a loaded model, not begun.
 
     Raises:
-        StartupError: its weights cannot change while it serves, or home texts cannot be computed.
+        StartupError: home texts of a head cannot be computed.
     """
     from tandem.inference.heads.head import Head
     from tandem.inference.loading.checkpoint import CheckpointSource, read_checkpoint
@@ -80,9 +73,9 @@ def learning_of(
 
     keeps, target = NO_STATES, ""
     if isinstance(model, Head):
-        model.trained()  # a head that does not learn says so now
         each = FeedbackWanted(model.reads, model.hidden_size).state_bytes
-        keeps, target = KeptStates(each, model.depths), named.target or settings.target
+        keeps = KeptStates(each, model.learnt_depths, model.remembers)
+        target = named.target or settings.target
         if settings.online_home and not target:
             raise StartupError(
                 "ONLINE_HOME: hidden states of home texts are those of the head's target: name its"

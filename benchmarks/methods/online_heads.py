@@ -84,20 +84,21 @@ def trained(name: str, prompts: dict[str, Ids], steps: int) -> dict[str, Any]:
     path = str(ROOT / "models" / "target")
     target = read_model(path, torch.float32, torch.device("cpu"))
     places = range(_PROMPT - 1, _PROMPT + _SHORT - 1)
+    source = CheckpointSource(str(ROOT / "models" / name), dtype="float32")
+    head = load_head(source, name, path, Room(128, 128))
     told = {
-        place: told_texts(target, written(target, own, seed), places)
+        place: told_texts(target, written(target, own, seed), places, head.reads)
         for seed, (place, own) in enumerate(prompts.items())
     }
-    source = CheckpointSource(str(ROOT / "models" / name), dtype="float32")
-    head = load_head(source, name, path, Room(0, 0))
     with tempfile.TemporaryDirectory() as scratch:
-        home = head_home(path, "", LENGTH, Path(scratch) / "home.safetensors")
+        kept = Path(scratch) / "home.safetensors"
+        home = head_home(path, "", LENGTH, kept, head.reads)
     learner, numbers = HeadLearner(head, head.trained(), home), np.random.default_rng(0)
 
     def figures() -> dict[str, tuple[float, float]]:
         found = {}
         for place in ("fresh", "home"):
-            each = learner.measured(told[place]).overlap * head.depths
+            each = learner.measured(told[place]).overlap * head.learnt_depths
             found[place] = float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
         return found
 
@@ -115,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--head", choices=("medusa", "hydra"), default="medusa")
+    parser.add_argument("--head", choices=("medusa", "hydra", "eagle"), default="medusa")
     parser.add_argument("--texts", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training a minute")
     parser.add_argument("--minutes", type=float, default=4.0, help="of learning")

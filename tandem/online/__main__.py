@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # How long a trainer without enough texts waits before it looks again.
 _IDLE_SECONDS = 1.0
+# Of a head's KV cache here: its passes serve nobody.
+_POSITIONS = 128
 
 
 def main() -> None:
@@ -110,13 +112,13 @@ def head_learner(order: Order, rest: Callable[[], None]) -> WeightsInTraining:
     from tandem.online.learner import LENGTH
 
     source = CheckpointSource(order.model, dtype="float32")
-    head = load_head(source, order.head, order.target, Room(0, 0))
+    head = load_head(source, order.head, order.target, Room(_POSITIONS, _POSITIONS))
     model = head.trained()
     if order.weights:
         load_weights(model, Path(order.weights))
     longest = TargetParts(order.target).longest if order.target else LENGTH + 1
     length, kept = min(LENGTH, longest - 1), Path(order.folder) / "home.safetensors"
-    home = head_home(order.target, order.home, length, kept)
+    home = head_home(order.target, order.home, length, kept, head.reads)
     return HeadLearner(head, model, home, rest)
 
 

@@ -15,8 +15,8 @@ from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 # Likeliest tokens of a row that are told and kept.
 TOP = 64
 # Rows of a text that are kept, of the rejected places first: 0.8 MiB. Fewer where the target's
-# hidden states at these places would take more than 2 MiB.
-_MOST_ROWS, _MOST_STATE_BYTES = 2048, 1 << 21
+# hidden states at these places would take more than 2 MiB, or where they must follow each other.
+_MOST_ROWS, _MOST_STATE_BYTES, _MOST_IN_A_RUN = 2048, 1 << 21, 512
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,15 +59,18 @@ class KeptStates:
     Attributes:
         bytes: of the states of a place; 0 for a drafter that reads none.
         depths: rows after a state that are learnt from it.
+        in_a_run: whether the places must follow each other: a decoder layer sees those before.
     """
 
     bytes: int = 0
     depths: int = 0
+    in_a_run: bool = False
 
     @property
     def most_rows(self) -> int:
         """Of a text."""
-        return min(_MOST_ROWS, _MOST_STATE_BYTES // self.bytes) if self.bytes else _MOST_ROWS
+        most = _MOST_IN_A_RUN if self.in_a_run else _MOST_ROWS
+        return min(most, _MOST_STATE_BYTES // self.bytes) if self.bytes else most
 
 
 NO_STATES = KeptStates()
@@ -149,7 +152,9 @@ class HeardText:
 
     def _chosen(self) -> list[_HeardRow]:
         """Rejected places first, with the places whose states are learnt with them, in the order of
-        the text."""
+        the text; or the run of places with the most rejected ones, the longest of those."""
+        if self.keeps.in_a_run:
+            return self._run()
         next_rejected = np.inf
         near = set()
         for each in reversed(self._rows):
@@ -158,6 +163,16 @@ class HeardText:
                 near.add(each.place)
         most = sorted(self._rows, key=lambda each: each.place not in near)[: self.keeps.most_rows]
         return sorted(most, key=lambda each: each.place)
+
+    def _run(self) -> list[_HeardRow]:
+        places = np.array([each.place for each in self._rows])
+        rejected = np.cumsum([0, *(each.rejected for each in self._rows)])
+        ends = np.arange(1, len(places) + 1)
+        gaps = np.diff(places, prepend=places[0] - 1) != 1
+        begins = np.maximum.accumulate(np.where(gaps, ends - 1, 0))  # of each place's run
+        begins = np.maximum(begins, ends - self.keeps.most_rows)
+        best = np.lexsort((ends - begins, rejected[ends] - rejected[begins]))[-1]
+        return self._rows[begins[best] : ends[best]]
 
     @property
     def kept(self) -> KeptText | None:

@@ -6,22 +6,26 @@ EAGLE and EAGLE-2 (arXiv 2401.15077, 2406.16858) read the target's last hidden s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, listed
-from tandem.inference.heads.head import Head, HeadCache, HeadSource, features_of
+from tandem.inference.heads.head import Head, HeadCache, HeadSource, HeadWeights, features_of
 from tandem.inference.heads.layer import HeadLayer, within
+from tandem.inference.heads.parameters import HeadParameters
+from tandem.inference.heads.pieces import PieceLayer, Pieces
 
 # Names of the layer's tensors begin so.
 _AT = "layers.0."
-# Paths of a draft are at most as long as a request can ask for.
-_DEPTHS = 64
+# Paths of a draft are at most as long as a request can ask for; so many depths are trained.
+_DEPTHS, _LEARNT_DEPTHS = 64, 5
 
 
 @dataclass(eq=False, slots=True)
@@ -36,6 +40,49 @@ class EagleCache(HeadCache):
     guessed: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class EagleWeights:
+    """All that is learnt.
+
+    Attributes:
+        fuse: of token and state into one width (EAGLE), or of the states of several layers.
+        fuse_bias: of it; None for none.
+        layer: over pairs of a state and a token: a `HeadLayer`, or a `PieceLayer`.
+        norms: EAGLE-3's, of tokens, of states, and at the end; None for EAGLE.
+        normed_residual: whether EAGLE-3's residual is taken after the norm.
+    """
+
+    fuse: Tensor
+    fuse_bias: Tensor | None
+    layer: Any
+    norms: Sequence[Callable[[Tensor], Tensor]] | None
+    normed_residual: bool
+
+    def fused(self, features: Tensor) -> Tensor:
+        """[n, width] what the layer reads of features [n, layers * width]."""
+        return features if self.norms is None else linear(features, self.fuse, self.fuse_bias)
+
+    def found(
+        self, tokens: Tensor, states: Tensor, layer: Callable[..., Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer makes of pairs, and what the output matrix reads of it.
+
+        Args:
+            tokens: [..., width] their embeddings.
+            states: [..., width] before them: fused ones, or guesses.
+            layer: the layer, with all else that it takes.
+        """
+        if self.norms is None:
+            pairs = torch.cat((tokens, states), -1)
+            found = layer(linear(pairs, self.fuse, self.fuse_bias))
+            return found, found
+        of_tokens, of_states, at_end = self.norms
+        normed = of_states(states)
+        before = normed if self.normed_residual else states
+        found = layer(before, read=torch.cat((of_tokens(tokens), normed), -1))
+        return found, at_end(found)
+
+
 class EagleHead(Head):
     """Guesses the target's next hidden state, and from it the next token.
 
@@ -45,10 +92,11 @@ class EagleHead(Head):
 
     cache = EagleCache
     depths = _DEPTHS
+    learnt_depths = _LEARNT_DEPTHS
 
     def __init__(self, source: HeadSource) -> None:
         files = source.files
-        tensors = {name.replace("midlayer.", _AT): part for name, part in files.tensors().items()}
+        tensors = _named(files.tensors())
         read = {"embed_tokens.weight", "lm_head.weight", "fc.weight", "fc.bias", "d2t"}
         read |= {"norm.weight"} if files.is_fused else set()
         rest = [name for name in tensors if name not in read and not name.startswith(_AT)]
@@ -63,25 +111,22 @@ class EagleHead(Head):
         super().__init__(source, tensors)
         placed = source.placed(tensors)
         self._embedding, self._output = placed["embed_tokens.weight"], placed["lm_head.weight"]
-        self._fuse, self._fuse_bias = placed["fc.weight"], placed.get("fc.bias")
         self._ids = self._own_ids(placed.get("d2t"))
-        fused = self._fused = files.is_fused
-        own = within(placed, _AT)
-        norms = [own.pop(f"{n}.weight") for n in ("input_layernorm", "hidden_norm") if fused]
-        self._layer = HeadLayer(files.layer_config, own, wide=fused)
-        if fused:
-            norms.append(placed["norm.weight"])
-            self._token_norm, self._state_norm, self._end_norm = map(self._layer.norm, norms)
-        self._normed_residual, self._norm_output = files.normed_residual, files.normed_output
-        width = self._layer.width
-        hidden_size = int(files.config.get("target_hidden_size") or width)
+        self._fused = files.is_fused
+        self.guesses_states = not files.is_fused
+        self._norm_output = files.normed_output
+        weights = self._formed(placed)
+        self._serve(HeadWeights(0, weights))
+        layer: HeadLayer = weights.layer
+        self._layer = layer
+        hidden_size = int(files.config.get("target_hidden_size") or layer.width)
         self._describe(len(self._embedding), hidden_size)
         source.require_width(hidden_size)
         states = len(self.reads) * hidden_size
-        expected = [width, states if fused else states + width]
-        if list(self._fuse.shape) != expected:
-            raise ValueError(f"fc.weight is {list(self._fuse.shape)} instead of {expected}")
-        self._hold(source.room, self._layer.max_length)
+        expected = [layer.width, states if self._fused else states + layer.width]
+        if list(weights.fuse.shape) != expected:
+            raise ValueError(f"fc.weight is {list(weights.fuse.shape)} instead of {expected}")
+        self._hold(source.room, layer.max_length)
 
     def _own_ids(self, offsets: Tensor | None) -> Tensor | None:
         """[rows] the target's ids of a head with a vocabulary of its own; None for the target's."""
@@ -100,34 +145,66 @@ class EagleHead(Head):
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         assert self._pool is not None
+        weights: EagleWeights = self._weights_of(feeds[0]).parts
         batch = PackedBatch.of(feeds, self.device)
         tokens = self._embedding.index_select(0, batch.token_ids[0])
-        states = self._states(feeds)
-        if self._fused:
-            normed = self._state_norm(states)
-            read = torch.cat((self._token_norm(tokens), normed), -1)
-            before = normed if self._normed_residual else states
-            found = self._layer(before, batch, self._pool, read)
-            ends = self._end_norm(found)
-        else:
-            fused = linear(torch.cat((tokens, states), -1), self._fuse, self._fuse_bias)
-            found = ends = self._layer(fused, batch, self._pool)
+        layer = partial(weights.layer, batch=batch, pool=self._pool)
+        found, ends = weights.found(tokens, self._states(feeds, weights), layer)
         self._keep(feeds, ends if self._norm_output else found)
-        wanted = ends if batch.rows is None else ends.index_select(0, batch.rows)
-        logits = linear(wanted, self._output)
+        return self.logits(ends if batch.rows is None else ends.index_select(0, batch.rows), 1)
+
+    def logits(self, read: Tensor, depth: int) -> Tensor:
+        """See `Head`; tokens that it does not know have none."""
+        logits = linear(read, self._output)
         if self._ids is None:
             return logits
         rows = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         return rows.index_copy_(1, self._ids, logits)
 
-    def _states(self, feeds: Sequence[Feed]) -> Tensor:
+    def _learns(self, name: str) -> bool:
+        return name.startswith(("fc.", "midlayer.", _AT)) or name == "norm.weight"
+
+    def _formed(self, tensors: Mapping[str, Tensor]) -> EagleWeights:
+        return self._of(_named(tensors), self._made_layer)
+
+    def _made_layer(self, tensors: Mapping[str, Tensor]) -> HeadLayer:
+        return HeadLayer(self._source.files.layer_config, tensors, wide=self._fused)
+
+    def _of(
+        self, tensors: Mapping[str, Tensor], make: Callable[..., HeadLayer | PieceLayer]
+    ) -> EagleWeights:
+        own, norms = within(tensors, _AT), []
+        if self._fused:
+            norms = [own.pop(f"{name}.weight") for name in ("input_layernorm", "hidden_norm")]
+            norms.append(tensors["norm.weight"])
+        layer = make(own)
+        return EagleWeights(
+            tensors["fc.weight"],
+            tensors.get("fc.bias"),
+            layer,
+            [layer.norm(weight) for weight in norms] or None,
+            self._source.files.normed_residual,
+        )
+
+    def guesses(
+        self, weights: HeadParameters, states: Tensor, paths: Tensor, piece: Tensor
+    ) -> list[Tensor]:
+        """See `Head`; behind the first depth it reads its own guesses."""
+        parts, pieces = self._of(_named(weights.by_name), self._layer.over_pieces), Pieces(piece)
+        tokens = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)
+        before, reads = pieces.padded(parts.fused(states.flatten(1))), []
+        for token in tokens.unbind(1):
+            found, ends = parts.found(pieces.padded(token), before, parts.layer)
+            before = ends if self._norm_output else found
+            reads.append(pieces.flat(ends))
+        return reads
+
+    def _states(self, feeds: Sequence[Feed], weights: EagleWeights) -> Tensor:
         """[T, width] what the layer reads beside each token: features, and guesses of them."""
         told = [feed for feed in feeds if feed.features is not None]
         parts: dict[int, Tensor] = {}
         if told:
-            features = features_of(told, self.device, self._dtype).flatten(1)
-            if self._fused:
-                features = linear(features, self._fuse, self._fuse_bias)
+            features = weights.fused(features_of(told, self.device, self._dtype).flatten(1))
             counts = [len(feed.token_ids) for feed in told]
             parts |= {
                 id(f): part for f, part in zip(told, torch.split(features, counts), strict=True)
@@ -156,3 +233,8 @@ class EagleHead(Head):
                 cache.guessed = found[end - 1 : end]
             cache.grow(listed(feed.token_ids), feed.parents)
             first = end
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the names that EAGLE gives its layer, and EAGLE-3 does not."""
+    return {name.replace("midlayer.", _AT): part for name, part in tensors.items()}

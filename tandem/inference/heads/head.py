@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.errors import StartupError, Unsupported
+from tandem.errors import StartupError
 from tandem.inference.description import Description
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import tensors_fingerprint
@@ -107,7 +107,7 @@ class HeadWeights:
 
     Attributes:
         version: how often they changed; 0 for those of the files.
-        parts: in the family's own form; None for a family whose weights do not change.
+        parts: in the family's own form.
     """
 
     version: int = 0
@@ -141,6 +141,9 @@ class Head(Model):
         hidden_size: width of a state.
         made_for: weights fingerprint of its target; empty where its files do not say.
         depths: most tokens of a path that it drafts.
+        learnt_depths: depths that are trained while it serves.
+        guesses_states: whether what its output matrix reads is a guess of the target's last hidden
+            state there.
         acceptance: by depth and sibling rank, as its files say; unchecked, and empty where they do
             not.
 
@@ -154,6 +157,8 @@ class Head(Model):
     takes_trees = True
     hidden_size = 0
     depths: int
+    learnt_depths: int
+    guesses_states = False
 
     # Of a decoder layer, for a head that has one.
     _pool: KVPool | None = None
@@ -270,33 +275,24 @@ class Head(Model):
         self._weights = weights
         self._open.add(weights)
 
+    def trained(self) -> HeadParameters:
+        """A copy of the files' weights to train, float32, on the CPU: all but embedding and output
+        matrix."""
+        tensors = self._source.files.tensors()
+        return HeadParameters({name: own for name, own in tensors.items() if self._learns(name)})
+
+    @abstractmethod
     def _learns(self, name: str) -> bool:
         """Whether a tensor of the files is trained while the head serves."""
-        return False
 
+    @abstractmethod
     def _formed(self, tensors: Mapping[str, Tensor]) -> Any:
-        """Trained tensors in the family's own form, see `HeadWeights`; differentiable."""
-        raise NotImplementedError
+        """Trained tensors in the family's own form, see `HeadWeights`."""
 
-    def trained(self) -> HeadParameters:
-        """A copy of the files' weights to train, float32, on the CPU.
-
-        Raises:
-            StartupError: weights of this head do not change while it serves.
-        """
-        named = {
-            name: tensor
-            for name, tensor in self._source.files.tensors().items()
-            if self._learns(name)
-        }
-        if self._pool is not None or not named:
-            raise StartupError(
-                f"ONLINE: the head {self.about.name} does not learn, since it has a decoder layer;"
-                " heads of Medusa and of Hydra without one do. Set ONLINE=0"
-            )
-        return HeadParameters(named)
-
-    def guesses(self, weights: HeadParameters, states: Tensor, paths: Tensor) -> list[Tensor]:
+    @abstractmethod
+    def guesses(
+        self, weights: HeadParameters, states: Tensor, paths: Tensor, piece: Tensor
+    ) -> list[Tensor]:
         """What the output matrix reads, for each depth; differentiable in the weights.
 
         Args:
@@ -304,15 +300,20 @@ class Head(Model):
             states: [n, layers, width] of the target.
             paths: [n, depths] int64, the tokens after each state; a depth d reads the first d at
                 most.
+            piece: [n] int64, see `Pieces`: a decoder layer sees the states of the same piece.
 
         Returns:
             [n, width] for each depth from 1 on.
         """
-        raise NotImplementedError
 
-    def output(self, depth: int) -> Tensor:
-        """[V, width] the output matrix of a depth, from 1 on."""
-        raise NotImplementedError
+    @abstractmethod
+    def logits(self, read: Tensor, depth: int) -> Tensor:
+        """[n, V] of what the output matrix of a depth, from 1 on, reads [n, width]."""
+
+    @property
+    def reads_last(self) -> bool:
+        """Whether it reads the state after the final norm, and no others."""
+        return not self._source.files.is_fused
 
     def with_learnt(self, learnt: LearntWeights) -> Callable[[], None]:
         """Read weights that were learnt. From any thread.
@@ -325,12 +326,9 @@ class Head(Model):
 
         Raises:
             OtherCheckpoint: they were learnt from another head.
-            StartupError: they cannot be read, or weights of this head do not change.
-            Unsupported: weights do not change on this device.
+            StartupError: they cannot be read.
             MemoryError: texts are open with two versions already.
         """
-        if self.device.type != "cpu":
-            raise Unsupported(f"the weights of {self.about.name} cannot change on {self.device}")
         if len(self._open) > _MOST_EARLIER:
             raise MemoryError("texts are open with two versions of the weights already")
         trained = self.trained()

@@ -5,7 +5,7 @@ tokens of the path after it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from tandem.inference.heads.head import (
 )
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.heads.parameters import HeadParameters
+from tandem.inference.heads.pieces import Pieces
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?weight")
@@ -64,6 +65,21 @@ class HydraBlock:
         return kept + silu(linear(x, self.weight, self.bias))
 
 
+@dataclass(frozen=True)
+class HydraWeights:
+    """All that is learnt.
+
+    Attributes:
+        heads: the layers of each.
+        prefix: reads all features before the heads do (Hydra++); None without it.
+        prefix_norm: after it.
+    """
+
+    heads: Sequence[Sequence[HydraBlock]]
+    prefix: HeadLayer | None = None
+    prefix_norm: Callable[[Tensor], Tensor] | None = None
+
+
 def guess(blocks: Sequence[HydraBlock], x: Tensor) -> Tensor:
     """What the output matrix reads [n, width], by the layers of a head over a state and the
     embeddings of the path after it [n, (1 + tokens) * width]."""
@@ -97,21 +113,18 @@ class HydraHead(Head):
         vocab_size, hidden_size = self._embedding.shape
         self._describe(vocab_size, hidden_size)
         source.require_width(self.hidden_size)
-        heads = _blocks_of(placed, source.files, self.hidden_size)
-        self.depths = len(heads)
-        self._serve(HeadWeights(0, heads))
+        weights = self._formed(placed)
+        self.depths = self.learnt_depths = len(weights.heads)
+        self._serve(HeadWeights(0, weights))
         self._outputs = [placed[outputs.get(k, "output")] for k in range(self.depths)]
-        self._prefix: HeadLayer | None = None
-        if layer := within(placed, f"{_PREFIX}layers.0."):
-            config = source.files.config
-            shape = config.get("prefix_config", {**config, "model_type": "llama"})
-            self._prefix = HeadLayer(shape, layer)
-            self._prefix_norm = self._prefix.norm(placed[f"{_PREFIX}norm.weight"])
+        self._prefix = weights.prefix
+        if self._prefix is not None:
             self._hold(source.room, self._prefix.max_length)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         tokens = self._embedding.index_select(0, tokens_of(feeds, self.device))
-        states = iter(self._states([feed for feed in feeds if feed.features is not None]))
+        weights: HydraWeights = self._weights_of(feeds[0]).parts
+        states = iter(self._states([feed for feed in feeds if feed.features is not None], weights))
         # By depth: the inputs of a head, and where its rows go.
         inputs: dict[int, list[Tensor]] = {}
         places: dict[int, list[int]] = {}
@@ -137,44 +150,57 @@ class HydraHead(Head):
                 count += 1
             first = end
         rows = self._embedding.new_empty(count, self.vocab_size)
-        heads = self._weights_of(feeds[0]).parts
         for depth, paths in inputs.items():
-            found = guess(heads[depth], torch.stack(paths))
+            found = guess(weights.heads[depth], torch.stack(paths))
             index = torch.tensor(places[depth]).to(self.device, non_blocking=True)
             rows.index_copy_(0, index, linear(found, self._outputs[depth]))
         return rows
 
-    def _states(self, feeds: Sequence[Feed]) -> Tensor:
+    def _states(self, feeds: Sequence[Feed], weights: HydraWeights) -> Tensor:
         """[B, width] what the heads read of the newest feature of each feed of the trunk."""
         if not feeds:
             return self._embedding[:0]
         features = features_of(feeds, self.device, self._dtype)[:, 0]
         ends = ends_of(feeds, self.device)
-        if self._prefix is None:
+        if weights.prefix is None or weights.prefix_norm is None:
             return features[ends]
         assert self._pool is not None
-        found = self._prefix(features, PackedBatch.of(feeds, self.device), self._pool)
-        normed: Tensor = self._prefix_norm(found[ends])
-        return normed
+        found = weights.prefix(features, PackedBatch.of(feeds, self.device), self._pool)
+        return weights.prefix_norm(found[ends])
 
     def _learns(self, name: str) -> bool:
-        return bool(_BLOCK.fullmatch(name))
+        return bool(_BLOCK.fullmatch(name)) or name.startswith((f"{_PREFIX}l", f"{_PREFIX}n"))
 
-    def _formed(self, tensors: Mapping[str, Tensor]) -> list[list[HydraBlock]]:
-        return _blocks_of(tensors, self._source.files, self.hidden_size)
+    def _formed(self, tensors: Mapping[str, Tensor]) -> HydraWeights:
+        heads = _blocks_of(tensors, self._source.files, self.hidden_size)
+        layer = within(tensors, f"{_PREFIX}layers.0.")
+        if not layer:
+            return HydraWeights(heads)
+        config = self._source.files.config
+        shape = config.get("prefix_config", {**config, "model_type": "llama"})
+        prefix = HeadLayer(shape, layer)
+        return HydraWeights(heads, prefix, prefix.norm(tensors[f"{_PREFIX}norm.weight"]))
 
-    def guesses(self, weights: HeadParameters, states: Tensor, paths: Tensor) -> list[Tensor]:
+    def guesses(
+        self, weights: HeadParameters, states: Tensor, paths: Tensor, piece: Tensor
+    ) -> list[Tensor]:
         """See `Head`; the head of a depth reads all tokens before its own."""
+        named, states = weights.by_name, states[:, 0]
+        if self._prefix is not None:
+            pieces = Pieces(piece)
+            layer = self._prefix.over_pieces(within(named, f"{_PREFIX}layers.0."))
+            found = layer.norm(named[f"{_PREFIX}norm.weight"])(layer(pieces.padded(states)))
+            states = pieces.flat(found)
         embedded = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)
-        inputs = torch.cat([states[:, :1], embedded], 1).flatten(1)
+        inputs = torch.cat([states[:, None], embedded], 1).flatten(1)
         return [
             guess(blocks, inputs[:, : (2 + k) * self.hidden_size])
-            for k, blocks in enumerate(self._formed(weights.by_name))
+            for k, blocks in enumerate(_blocks_of(named, self._source.files, self.hidden_size))
         ]
 
-    def output(self, depth: int) -> Tensor:
+    def logits(self, read: Tensor, depth: int) -> Tensor:
         """See `Head`."""
-        return self._outputs[depth - 1]
+        return linear(read, self._outputs[depth - 1])
 
 
 def _blocks_of(

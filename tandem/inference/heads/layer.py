@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
+from tandem.inference.heads.pieces import PieceLayer
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes.torch_llama import LlamaLayer, RMSNorm, Rotations
 
@@ -59,10 +61,12 @@ class HeadLayer:
                 setattr(layer.self_attn, name, new)
         if "input_layernorm.weight" not in tensors:
             layer.input_layernorm = None
+        self._without_weights = copy.deepcopy(layer)
         layer.load_state_dict(tensors, assign=True)
         self._layer = LlamaLayer(layer)
         device = next(iter(tensors.values())).device
-        self._rotations = Rotations(make_rotary(config).to(device), self.max_length, device)
+        self._rotary = make_rotary(config).to(device)
+        self._rotations = Rotations(self._rotary, self.max_length, device)
 
     def __call__(
         self,
@@ -80,6 +84,10 @@ class HeadLayer:
             states.clone(), self._rotations.of(batch), batch, pool, number, read
         )
         return found
+
+    def over_pieces(self, tensors: Mapping[str, Tensor]) -> PieceLayer:
+        """The same layer with weights in training."""
+        return PieceLayer(self._without_weights, self._rotary, self._epsilon, tensors)
 
     def norm(self, weight: Tensor) -> RMSNorm:
         """A norm of its kind."""

@@ -20,16 +20,20 @@ from tandem.inference.heads.files import HeadFiles
 from tandem.inference.heads.head import Head, HeadSource, HeadWeights, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.heads.parameters import HeadParameters
+from tandem.inference.heads.pieces import Pieces
 
 # The names of the authors' own files, and those of vLLM's.
 _AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 _DECODER = re.compile(r"blocks\.(\d+)\.self_attn\.")
+_OF_DECODER = re.compile(
+    r"blocks\.\d+\.(?:self_attn|mlp|input_layernorm|post_attention_layernorm)\..*"
+)
 _OUTPUT = re.compile(r"lm_heads\.(\d+)\.weight")
 # A copy of the target's embedding is no loss: no head reads tokens.
 _READ = re.compile(
     rf"{_AUTHORS.pattern}|{_BLOCK.pattern}|{_OUTPUT.pattern}|lm_head\.weight|embed_tokens\.weight"
-    r"|blocks\.\d+\.(?:self_attn|mlp|input_layernorm|post_attention_layernorm)\..*"
+    rf"|{_OF_DECODER.pattern}"
 )
 
 
@@ -51,6 +55,13 @@ class MedusaWeights:
         return residual(states, *first)
 
 
+@dataclass(frozen=True)
+class MtpWeights:
+    """A decoder layer for each head."""
+
+    layers: Sequence[HeadLayer]
+
+
 class MedusaHead(Head):
     """K heads; the k-th one's row is that of depth k, after the newest hidden state.
 
@@ -61,10 +72,10 @@ class MedusaHead(Head):
     def __init__(self, source: HeadSource) -> None:
         tensors = source.files.tensors()
         decoders = _decoders_of(tensors)
-        layers = MedusaWeights([], []) if decoders else _residual_of(tensors, source.files)
+        plain = () if decoders else _residual_of(tensors, source.files).weights[0]
+        self.depths = self.learnt_depths = len(decoders or plain)
         source.files.require_all_read(name for name in tensors if not _READ.fullmatch(name))
         outputs = _outputs_of(tensors)
-        self.depths = len(decoders) or len(layers.weights[0])
         if sorted(outputs) not in ([], [0], list(range(self.depths))):
             raise _misshapen(source.files)
         if not outputs:
@@ -77,13 +88,11 @@ class MedusaHead(Head):
         vocab_size, hidden_size = output.shape[-2:]
         self._describe(vocab_size, hidden_size)
         source.require_width(self.hidden_size)
-        weights, biases, (self._output,) = (
-            [part.to(self.device, self._dtype) for part in parts]
-            for parts in (layers.weights, layers.biases, [output])
-        )
-        self._serve(HeadWeights(0, MedusaWeights(weights, biases)))
-        shape = source.files.config.get("layer_config", {})
-        self._layers = [HeadLayer(shape, source.placed(layer)) for layer in decoders]
+        self._output = output.to(self.device, self._dtype)
+        learnt = {name: tensor for name, tensor in tensors.items() if self._learns(name)}
+        weights = self._formed(source.placed(learnt))
+        self._serve(HeadWeights(0, weights))
+        self._layers = weights.layers if isinstance(weights, MtpWeights) else ()
         if self._layers:
             self._hold(source.room, self._layers[0].max_length)
 
@@ -103,35 +112,50 @@ class MedusaHead(Head):
     def _found(self, feeds: Sequence[Feed], most: int) -> Tensor:
         """[most, B, width] what the output matrix reads, of the first heads and each feed."""
         states = features_of(feeds, self.device, self._dtype)[:, -1]
-        if not self._layers:
-            parts: MedusaWeights = self._weights_of(feeds[0]).parts
+        parts: MedusaWeights | MtpWeights = self._weights_of(feeds[0]).parts
+        if isinstance(parts, MedusaWeights):
             return parts.guesses(states, most)
         assert self._pool is not None
         batch, ends = PackedBatch.of(feeds, self.device), ends_of(feeds, self.device)
         # Those whose rows are not wanted remember the states too.
         found = [
             layer(states, batch, self._pool, number=k).index_select(0, ends)
-            for k, layer in enumerate(self._layers)
+            for k, layer in enumerate(parts.layers)
         ]
         for feed in feeds:
             feed.cache.grow(listed(feed.token_ids), feed.parents)
         return torch.stack(found[:most])
 
     def _learns(self, name: str) -> bool:
-        return bool(_BLOCK.fullmatch(name)) or (
+        return bool(_BLOCK.fullmatch(name) or _OF_DECODER.fullmatch(name)) or (
             ".linear." in name and bool(_AUTHORS.fullmatch(name))
         )
 
-    def _formed(self, tensors: Mapping[str, Tensor]) -> MedusaWeights:
-        return _residual_of(tensors, self._source.files)
+    def _formed(self, tensors: Mapping[str, Tensor]) -> MedusaWeights | MtpWeights:
+        decoders = _decoders_of(tensors)
+        if not decoders:
+            return _residual_of(tensors, self._source.files)
+        shape = self._source.files.config.get("layer_config", {})
+        return MtpWeights([HeadLayer(shape, layer) for layer in decoders])
 
-    def guesses(self, weights: HeadParameters, states: Tensor, paths: Tensor) -> list[Tensor]:
+    def guesses(
+        self, weights: HeadParameters, states: Tensor, paths: Tensor, piece: Tensor
+    ) -> list[Tensor]:
         """See `Head`; no head knows a token."""
-        return list(self._formed(weights.by_name).guesses(states[:, -1], self.depths))
+        named, states = weights.by_name, states[:, -1]
+        if not self._layers:
+            return list(_residual_of(named, self._source.files).guesses(states, self.depths))
+        pieces = Pieces(piece)
+        padded = pieces.padded(states)
+        return [
+            pieces.flat(layer.over_pieces(own)(padded))
+            for layer, own in zip(self._layers, _decoders_of(named), strict=True)
+        ]
 
-    def output(self, depth: int) -> Tensor:
+    def logits(self, read: Tensor, depth: int) -> Tensor:
         """See `Head`."""
-        return self._output if self._output.dim() == 2 else self._output[depth - 1]
+        own = self._output if self._output.dim() == 2 else self._output[depth - 1]
+        return linear(read, own)
 
 
 def residual(states: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tandem.distillation.drafters import read_model
 from tandem.errors import StartupError
 from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.hidden_states import Layers, Tap
 from tandem.inference.kv.size import free_memory
 from tandem.online.home import home_texts, written_texts
 from tandem.online.kept_text import TOP, KeptText, packed, unpacked
@@ -28,15 +29,16 @@ _TEXTS, _BYTES = 24, 4
 _CPU = torch.device("cpu")
 
 
-def head_home(target: str, file: str, length: int, kept: Path) -> list[KeptText]:
-    """Texts that the target writes, or those of a file, with its rows and its last hidden states.
-    It is loaded for that once.
+def head_home(target: str, file: str, length: int, kept: Path, layers: Layers) -> list[KeptText]:
+    """Texts that the target writes, or those of a file, with its rows and its hidden states. It is
+    loaded for that once.
 
     Args:
         target: its checkpoint; empty where a head's files say all that is needed.
         file: of texts, see `home_texts`; empty for none.
         length: of a text, in tokens.
         kept: file for what was computed.
+        layers: whose states.
 
     Returns:
         No texts where none are named and the checkpoint is not known, or has no room in half of the
@@ -53,7 +55,7 @@ def head_home(target: str, file: str, length: int, kept: Path) -> list[KeptText]
             return unpacked(arrays)
     except (OSError, SafetensorError, ValueError, KeyError):
         pass
-    home = _computed(target, file, length) if target else []
+    home = _computed(target, file, length, layers) if target else []
     if home:
         with writing(kept) as fresh:
             save_file({**packed(home), "of": of}, fresh)
@@ -76,7 +78,7 @@ def _digest(target: str, file: str) -> npt.NDArray[np.uint8]:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def _computed(target: str, file: str, length: int) -> list[KeptText]:
+def _computed(target: str, file: str, length: int, layers: Layers) -> list[KeptText]:
     if TargetParts(target).parameters * _BYTES > free_memory(_CPU) // 2:
         return []
     model = read_model(target, torch.float32, _CPU)
@@ -84,28 +86,31 @@ def _computed(target: str, file: str, length: int) -> list[KeptText]:
         tokens = home_texts(file, target, model, length, Path())[:_TEXTS]
     else:
         tokens = written_texts(model, _TEXTS, length)
-    return told_texts(model, tokens, range(length))
+    return told_texts(model, tokens, range(length), layers)
 
 
 @torch.no_grad()
-def told_texts(model: Any, tokens: Tensor, places: Sequence[int]) -> list[KeptText]:
+def told_texts(model: Any, tokens: Tensor, places: Sequence[int], layers: Layers) -> list[KeptText]:
     """Texts with what a target would tell of them.
 
     Args:
         model: of transformers.
         tokens: [n, time] int64.
         places: of rows and states; below time - 1.
+        layers: whose states.
     """
     found = []
     at = torch.tensor(places)
+    tap = Tap(model, layers)
     for text in tokens:
-        told = model(input_ids=text[None], use_cache=False, output_hidden_states=True)
+        told = model(input_ids=text[None], use_cache=False)
         values, ids = told.logits[0, at].float().topk(min(TOP, told.logits.shape[-1]))
         mass = (values.logsumexp(-1) - told.logits[0, at].float().logsumexp(-1)).exp()
         weights = (values - values[:, :1]).exp()
         rows = np.zeros((2, len(at), TOP))
         rows[:, :, : values.shape[1]] = ids, (weights * WHOLE_MASS).round()
-        states = told.hidden_states[-1][0, at, None].to(torch.bfloat16).view(torch.int16)
+        states = tap.take(at)
+        assert states is not None
         found.append(
             KeptText(
                 text.numpy().astype(np.uint32),
@@ -114,7 +119,8 @@ def told_texts(model: Any, tokens: Tensor, places: Sequence[int]) -> list[KeptTe
                 rows[1].astype(np.uint16),
                 np.zeros(len(at), np.bool_),
                 (mass * WHOLE_MASS).round().clamp(1, WHOLE_MASS).numpy().astype(np.uint16),
-                states=states.numpy(),
+                states=states.to(torch.bfloat16).view(torch.int16).numpy(),
             )
         )
+    tap.close()
     return found

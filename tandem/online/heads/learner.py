@@ -16,14 +16,18 @@ from tandem.inference.heads.head import Head
 from tandem.inference.heads.parameters import HeadParameters
 from tandem.online.heads.roots import Roots, roots_of
 from tandem.online.kept_text import KeptText
-from tandem.online.learner import HOME_TEXTS, Measured, WeightsInTraining
+from tandem.online.learner import HOME_TEXTS, LENGTH, Measured, WeightsInTraining
 
-# Roots of a text in a step, and of a text that is measured on.
+# Roots of a text in a step, and of a text that is measured on; those of a head whose decoder layer
+# sees what came before them.
 _ROOTS, _MEASURED_ROOTS = 128, 96
+_SEEING_ROOTS = LENGTH
 _DIVERGENCE = "tvd"
 # By how many nats the row of a state, as it is kept, may be nearer to the tokens that came than the
 # target's own row of that place, which is less rounded.
 _ROUNDED = 0.02
+# −log q of a token that a head does not know.
+_UNKNOWN = 16.0
 
 
 class HeadLearner(WeightsInTraining):
@@ -31,7 +35,8 @@ class HeadLearner(WeightsInTraining):
 
     A step's loss is Σ λ^(k - 1) ℓ_k over depths k (Medusa, arXiv 2401.10774, equation 1), where ℓ_k
     is the mean distance from the target's rows k places after the states, of the traffic and of
-    home texts.
+    home texts. That of guessed states has their smooth L1 distance from the target's too (EAGLE,
+    arXiv 2401.15077).
 
     Args:
         head: of the checkpoint's weights, float32, on the CPU.
@@ -49,7 +54,10 @@ class HeadLearner(WeightsInTraining):
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._head = head
-        self._at_once = rows_at_once(_ROOTS * head.depths, head.vocab_size)
+        seeing = head.remembers
+        self._most = _SEEING_ROOTS if seeing else _ROOTS
+        self._most_measured = _SEEING_ROOTS if seeing else _MEASURED_ROOTS
+        self._at_once = rows_at_once(self._most * head.learnt_depths, head.vocab_size)
         half = len(home) // 2
         self._home, self._home_held_out = home[:half], home[half:]
         super().__init__(model, head.trained(), rest)
@@ -60,50 +68,64 @@ class HeadLearner(WeightsInTraining):
         chosen = generator.permutation(len(self._home))[:HOME_TEXTS]
         home = [self._home[number] for number in chosen]
         for own in filter(None, (texts, home)):
-            parts = [self._roots(part, _ROOTS, generator) for part in self._parts(own)]
+            parts = [self._roots(part, self._most, generator) for part in self._parts(own)]
             share = len(own) / (len(texts) + len(home))
             known = torch.stack([(each.rows >= 0).sum(0) for each in parts])
             counts = known.sum(0).clamp(min=1)
             for roots in parts:
                 said = self._with_rest(roots)
                 losses = [
-                    loss(_DIVERGENCE, logits, _at(said, rows), roots.following[rows]).sum() / count
-                    for (logits, rows), count in zip(
-                        self._by_depth(self.model, roots), counts, strict=True
-                    )
+                    self._distance(roots, said, *found).sum() / count
+                    for found, count in zip(self._by_depth(self.model, roots), counts, strict=True)
                 ]
                 yield discounted(losses) * share
+
+    def _distance(
+        self, roots: Roots, said: TargetRows, read: Tensor, logits: Tensor, rows: Tensor
+    ) -> Tensor:
+        """[r] of what a depth says from the target's rows, see `_by_depth`."""
+        found = loss(_DIVERGENCE, logits, _at(said, rows), roots.following[rows])
+        if self._head.guesses_states:
+            states = roots.states[rows, -1]
+            found = found + F.smooth_l1_loss(read, states, reduction="none").mean(-1)
+        return found
 
     def _parts(self, texts: Sequence[KeptText]) -> Iterator[Sequence[KeptText]]:
         for begin in range(0, len(texts), self._at_once):
             yield texts[begin : begin + self._at_once]
 
     def _roots(self, texts: Sequence[KeptText], most: int, generator: np.random.Generator) -> Roots:
-        return roots_of(texts, self._head.vocab_size, most, self._head.depths, generator)
+        return roots_of(texts, self._head.vocab_size, most, self._head.learnt_depths, generator)
 
-    def _by_depth(self, weights: HeadParameters, roots: Roots) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each depth the logits [r, V] of the roots whose row is known, and where these rows
-        are [r]."""
-        guesses = self._head.guesses(weights, roots.states[roots.at], roots.paths)
+    def _by_depth(
+        self, weights: HeadParameters, roots: Roots
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of each depth, of the roots whose row is known: what the output matrix reads [r, width],
+        the logits [r, V], and where these rows are [r]."""
+        states = roots.states[roots.at]
+        guesses = self._head.guesses(weights, states, roots.paths, roots.piece)
         for depth, own in enumerate(guesses, 1):
             rows = roots.rows[:, depth - 1]
             known = rows >= 0
-            yield F.linear(own[known], self._head.output(depth)), rows[known]
+            yield own[known], self._head.logits(own[known], depth), rows[known]
 
     def _with_rest(self, roots: Roots) -> TargetRows:
-        """The target's rows; what they do not say is that of the states at their places."""
+        """The target's rows; what they do not say is that of the states at their places. Where the
+        head does not read the last ones, they are taken to say all."""
+        if not self._head.reads_last:
+            return roots.told.said
         return roots.told.with_rest(lambda: self._of_states(roots))
 
     def _of_states(self, roots: Roots) -> Tensor:
         """[m, V] logits of the states at the rows' places: the target's own, but for rounding, with
         its output matrix."""
-        return F.linear(roots.states[:, -1], self._head.output(1))
+        return self._head.logits(roots.states[:, -1], 1)
 
     def measured(self, texts: Sequence[KeptText], *, served: bool = False) -> Measured:
         """See `WeightsInTraining`. The overlap is the share of a chain of all depths that is
         accepted: Σ_k Π_{j ≤ k} Σ min(p_j, q_j), over the depths whose rows are known. What is
         compared with the tokens that came is the better one of two rows: that of the first depth,
-        and that of the state at the row's own place.
+        and that of the state at the row's own place, where the head reads the last one.
         """
         return self._figures(self._served if served else self._mean, texts)
 
@@ -112,17 +134,18 @@ class HeadLearner(WeightsInTraining):
         shares: list[float] = []
         unsaid: list[tuple[float, float]] = []
         for part in self._parts(texts):
-            roots = self._roots(part, _MEASURED_ROOTS, np.random.default_rng(0))
+            roots = self._roots(part, self._most_measured, np.random.default_rng(0))
             said = self._with_rest(roots)
             # Where a row is not known a chain ends.
             overlaps = torch.zeros(roots.rows.shape)
-            came = torch.zeros(len(roots.following), 2)
-            for depth, (logits, rows) in enumerate(self._by_depth(weights, roots)):
+            came = torch.full((len(roots.following), 2), _UNKNOWN)
+            for depth, (_, logits, rows) in enumerate(self._by_depth(weights, roots)):
                 known = roots.rows[:, depth] >= 0
                 overlaps[known, depth] = 1 - tvd(*_at(said, rows).beside(logits))
                 if not depth:
                     came[rows, 0] = _surprise(logits, roots.following[rows])
-            came[:, 1] = _surprise(self._of_states(roots), roots.following) + _ROUNDED
+            if self._head.reads_last:
+                came[:, 1] = _surprise(self._of_states(roots), roots.following) + _ROUNDED
             accepted = overlaps.cumprod(1).sum(1)
             depths = (roots.rows >= 0).cumprod(1).sum(1)
             surprise = roots.told.surprise(roots.following)
@@ -152,8 +175,8 @@ class HeadLearner(WeightsInTraining):
 
 
 def _surprise(logits: Tensor, tokens: Tensor) -> Tensor:
-    """[n] −log q of tokens [n], in nats."""
-    return F.cross_entropy(logits, tokens, reduction="none")
+    """[n] −log q of tokens [n], in nats; at most `_UNKNOWN`."""
+    return F.cross_entropy(logits, tokens, reduction="none").clamp(max=_UNKNOWN)
 
 
 def _at(said: TargetRows, rows: Tensor) -> TargetRows:

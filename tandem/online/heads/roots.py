@@ -28,6 +28,7 @@ class Roots:
         rows: [n, depths] int64: of each depth the place that many after the root, whose row says
             its token; −1 where none is known.
         text: [n] int64, which text a root is of.
+        piece: [n] int64, ascending from 0: which unbroken run of places.
     """
 
     states: Tensor
@@ -37,6 +38,7 @@ class Roots:
     paths: Tensor
     rows: Tensor
     text: Tensor
+    piece: Tensor
 
 
 def states_of(kept: npt.NDArray[Any]) -> Tensor:
@@ -63,7 +65,7 @@ def roots_of(
         generator: chooses.
     """
     parts: list[list[npt.NDArray[Any]]] = []
-    count = 0
+    count = pieces = 0
     for number, text in enumerate(texts):
         assert text.states is not None
         about = int(generator.integers(len(text.places)))
@@ -75,6 +77,8 @@ def roots_of(
         row_of = np.full(len(text.token_ids) + depths, -1)
         row_of[places] = np.where(following < vocabulary, count + np.arange(len(places)), -1)
         tokens = np.concatenate([text.token_ids.astype(np.int64), np.zeros(depths, np.int64)])
+        piece = pieces + (np.diff(places[:most], prepend=places[0]) > 1).cumsum()
+        pieces = int(piece[-1]) + 1
         behind = places[:most, None] + np.arange(1, depths + 1)
         parts.append(
             [
@@ -87,6 +91,7 @@ def roots_of(
                 np.minimum(tokens[behind], vocabulary - 1),
                 row_of[behind],
                 np.full(len(behind), number),
+                piece,
             ]
         )
         count += len(places)

@@ -19,15 +19,18 @@ from transformers import AutoModelForCausalLM
 from drafter_svc.loading import load
 from drafter_svc.settings import DrafterSettings
 from tandem.errors import StartupError
+from tandem.inference.feed import Feed
 from tandem.online.__main__ import head_learner
 from tandem.online.kept_text import TOP, KeptText
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.exactness import CELLS, Case, counts_at, target_law
 from tests.service.online.serving import FakeTrainer, Served, drafting, served
 from tests.support.laws.laws import chi_square_p_value
-from tests.support.models.heads import save_plain_head, save_random_head
+from tests.support.models.heads import save_blank_head
 from tests.support.waiting import until
 from tests.support.wire.fakes import generation
+from tests.support.wire.steps import open_draft
+from tests.support.wire.talk import Talk
 
 _TEXTS = 60
 
@@ -54,12 +57,12 @@ class Learning:
         return [text for file in replay.files() for text in replay.read(file)]
 
 
-@pytest.fixture(params=["medusa", "hydra"])
+@pytest.fixture(params=["medusa", "hydra", "eagle"])
 async def learning(
     request: pytest.FixtureRequest, random_pair: tuple[Path, Path], tmp_path: Path
 ) -> AsyncIterator[Learning]:
     target = random_pair[1]
-    head = save_plain_head(tmp_path / "head", request.param, target)
+    head = save_blank_head(tmp_path / "head", request.param, target)
     keys = {"method": request.param, "target": str(target)}
     async with (
         AsyncExitStack() as stack,
@@ -146,37 +149,40 @@ async def test_what_a_head_learnt_outlives_the_process(learning: Learning, tmp_p
     assert (model.about.weights_version, again.info.fingerprint) == (1, info.info.fingerprint)
     cache = model.reserve(8)
     assert cache.weights_version == 1
-    weights, wanted = cache.weights.parts, model._formed(changed.by_name)
-    if info.drafter == "medusa":
-        weights, wanted = weights.weights, wanted.weights
-    else:
-        weights, wanted = ([blocks[0].weight for blocks in each] for each in (weights, wanted))
-    assert all(map(torch.equal, weights, wanted))
-    other = save_plain_head(tmp_path / "other", info.drafter, learning.target, seed=5)
+    states = torch.randn(1, 1, 16).to(torch.bfloat16)
+    guesses = model.guesses(changed, states.float(), torch.tensor([[3] * 8]), torch.tensor([0]))
+    with torch.inference_mode():
+        feed = Feed(cache, [3], 1, features=[states.view(torch.int16).numpy()])
+        rows = model.forward([feed]).logits
+    torch.testing.assert_close(rows, model.logits(guesses[0], 1), atol=1e-4, rtol=1e-4)
+    other = save_blank_head(tmp_path / "other", info.drafter, learning.target, seed=5)
     with pytest.raises(StartupError, match=r"learnt from weights \w{12}.*ONLINE_ANEW=true"):
         load(DrafterSettings(model=str(other), **keys, **folder))
 
 
-@pytest.mark.parametrize("method", ["hydra", "eagle"])
-def test_a_head_with_a_decoder_layer_says_that_it_does_not_learn(
-    method: str, random_pair: tuple[Path, Path], tmp_path: Path
+async def test_a_sequence_of_an_eagle_head_finds_nothing_of_another_version(
+    random_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    head = save_random_head(tmp_path / "head", method, random_pair[1])
-    keys: dict[str, Any] = {"method": method, "model": str(head), "target": str(random_pair[1])}
-    with pytest.raises(StartupError, match="does not learn"):
-        load(DrafterSettings(online=1, online_folder=tmp_path / "state", **keys))
-    (tmp_path / "state").mkdir(exist_ok=True)
-    save_plain_head(tmp_path / "plain", "hydra", random_pair[1])
-    # Its folder is free again.
-    keys |= {"method": "hydra", "model": str(tmp_path / "plain")}
-    loaded = load(DrafterSettings(online=1, online_folder=tmp_path / "state", **keys))
-    loaded.close()
+    """Nor of its own: a head shares no prefixes."""
+    head = save_blank_head(tmp_path / "head", "eagle", random_pair[1])
+    keys = {"method": "eagle", "target": str(random_pair[1])}
+    async with (
+        AsyncExitStack() as stack,
+        drafting(stack, head, tmp_path / "state", **keys) as drafter,
+    ):
+        for version in range(2):
+            talk = Talk(drafter.draft())
+            opened = (await talk.ask(open_draft(token_ids=[1, 2, 3, 4] * 12))).opened
+            assert (opened.weights_version, opened.cached_tokens) == (version, 0)
+            await drafter.change(drafter.servicer.loaded.models[0].trained())
+            await talk.call.done_writing()
+            await talk.end()
 
 
 def test_home_texts_of_a_head_need_its_target(
     random_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    head = save_plain_head(tmp_path / "head", "medusa", random_pair[1])
+    head = save_blank_head(tmp_path / "head", "medusa", random_pair[1])
     config = json.loads((head / "config.json").read_text()) | {"tandem": {"target_layers": 1}}
     (head / "config.json").write_text(json.dumps(config))
     keys: dict[str, Any] = {"method": "medusa", "model": str(head), "online_home": "texts.jsonl"}

@@ -205,7 +205,6 @@ async def test_what_was_learnt_of_another_checkpoint_is_refused(
         ({"online_folder": None}, "ONLINE needs ONLINE_FOLDER"),
         ({"method": "lookup"}, "the method lookup does not learn"),
         ({"method": "phrases"}, "the method phrases does not learn"),
-        ({"device": "cuda"}, "a drafter on cuda does not learn"),
     ],
 )
 def test_a_drafter_that_cannot_learn_says_why(

@@ -188,39 +188,51 @@ def random_head(
     return FAMILIES[family](source_of(files, device=device))
 
 
+# Of a decoder layer: what does nothing where what reads it is 0.
+_READING = tuple(f"{part}_proj.weight" for part in ("q", "k", "v", "gate", "up"))
+
+
 def blank_weights(
-    method: str, embedding: Tensor, output: Tensor, noise: float = 0.0
+    method: str, embedding: Tensor, output: Tensor, noise: float = 0.0, *, plain: bool = True
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and weights of a plain head as training begins: each row is that of the state.
+    """Configuration and weights of a head as training begins: each row is that of the state.
 
     Args:
-        method: "medusa" or "hydra".
+        method: a name of the table, or `MTP`.
         embedding: [V, width] of the target.
         output: [V, width] of the target.
         noise: standard deviation of what is added to the weights.
+        plain: without a decoder layer, where the method has heads of both kinds.
     """
     vocab_size, width = output.shape
-    config, weights = _made(method, width, vocab_size, plain=True)
+    config, weights = _made(method, width, vocab_size, plain=plain)
     found = {}
     for name, tensor in weights.items():
-        if len(tensor) == width:
+        if name.endswith(("norm.weight", *_READING)):
+            found[name] = torch.ones_like(tensor) if tensor.dim() == 1 else tensor
+        elif len(tensor) == width:
             found[name] = torch.zeros_like(tensor)
             if name.endswith("res_connection.weight"):
                 found[name][:, :width] = torch.eye(width)
+            if name == "fc.weight":  # after a token's embedding
+                found[name][:, -width:] = torch.eye(width)
             found[name] += torch.randn_like(tensor) * noise
     found["lm_head.weight"] = output.detach().clone()
-    if method == "hydra":
+    if method in ("hydra", "eagle"):
         found["embed_tokens.weight"] = embedding.detach().clone()
     return config, found
 
 
-def blank_head(method: str, model: PreTrainedModel, noise: float = 0.0) -> Head:
+def blank_head(
+    method: str, model: PreTrainedModel, noise: float = 0.0, *, plain: bool = True
+) -> Head:
     """Such a head of a target."""
     tables = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
-    config, weights = blank_weights(method, *tables, noise)
+    config, weights = blank_weights(method, *tables, noise, plain=plain)
     own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
-    files = Weights(Path(method), method, {**config, **own}, weights)
-    return FAMILIES[method](source_of(files))
+    family = family_of(method)
+    files = Weights(Path(method), family, {**config, **own}, weights)
+    return FAMILIES[family](source_of(files))
 
 
 def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:
@@ -241,12 +253,14 @@ def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> 
     return folder
 
 
-def save_plain_head(folder: Path, method: str, target: Path, seed: int = 4) -> Path:
-    """Save a head without a decoder layer that drafts well enough, and can learn more."""
+def save_blank_head(
+    folder: Path, method: str, target: Path, seed: int = 4, *, plain: bool = True
+) -> Path:
+    """Save a head that drafts well enough, and can learn more; see `blank_weights`."""
     model = AutoModelForCausalLM.from_pretrained(target)
     torch.manual_seed(seed)
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    config, weights = blank_weights(method, embedding, output, 0.05)
+    config, weights = blank_weights(method, embedding, output, 0.05, plain=plain)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from tandem.drafter.v1 import learning_pb2, learning_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.support.models.heads import is_head, save_plain_head
+from tests.support.models.heads import is_head, save_blank_head
 from tests.support.models.tiny import noisy
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.waiting import wait_until
@@ -109,7 +109,7 @@ def test_a_trainer_learns_and_ends_with_its_drafter(
     folder, nodes = tmp_path / "state", 8 if is_head(method) else 0
     pair = near_pair
     if nodes:
-        pair = save_plain_head(tmp_path / "head", method, near_pair[1]), near_pair[1]
+        pair = save_blank_head(tmp_path / "head", method, near_pair[1]), near_pair[1]
     with learning(tmp_path, pair, method) as services:
         # Seeds and draft lengths are given, so these are the same texts each time.
         for seed in range(_TEXTS):

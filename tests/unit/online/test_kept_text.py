@@ -130,6 +130,31 @@ def test_states_take_two_mib_of_a_text_at_most() -> None:
     assert all(rejected & {*range(place, place + 3)} for place in kept.places[:60].tolist())
 
 
+def test_a_head_with_a_decoder_layer_keeps_one_run_of_places() -> None:
+    """The one with the most rejected places; what came after a gap is none of it."""
+    text = HeardText([5], keeps=KeptStates(4, 2, in_a_run=True))
+    assert text.keeps.most_rows == 512
+    for number in range(900):
+        if number == 300:  # a target that told nothing
+            text.hear([1, 2], [Feedback(number)], 2)
+            continue
+        rejects = number in (3, 4) or (number > 300 and number % 10 == 0)
+        step = with_states(number, 2 * number, row(1), row(2))
+        text.hear([1, 2], step, 1 + rejects)
+        assert len(text._rows) < 1024
+    kept = text.kept
+    assert kept is not None
+    assert len(kept.places) == 512
+    assert (np.diff(kept.places) == 1).all()
+    assert kept.rejected.sum() == 26
+    short = HeardText([5], keeps=KeptStates(4, 2, in_a_run=True))
+    for number, place in enumerate((0, 2, 8, 10, 12)):
+        short.token_ids = [5] * (place + 1)
+        short.hear([1, 2], with_states(number, place, row(1), row(2)), 1)
+    assert short.kept is not None
+    assert short.kept.places.tolist() == [8, 9, 10, 11, 12, 13]
+
+
 def test_texts_are_the_same_behind_a_file() -> None:
     one = heard_text(([1, 2], told(1, row(1), row(2, 7)), 4))
     other = heard_text(([3], told(1, row(3, 4)), 2), ([4], told(2, row(4)), 1))

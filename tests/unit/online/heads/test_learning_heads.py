@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.inference.heads.head import Head
+from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.loading.learnt_weights import LearntWeights, OtherCheckpoint, load_weights
 from tandem.online.heads.home import head_home, told_texts
 from tandem.online.heads.learner import HeadLearner
@@ -26,10 +26,13 @@ from tandem.online.replay import Replay
 from tandem.online.training import OnlineTraining
 from tests.support.models.heads import HEADS, MTP, blank_head, random_head
 from tests.support.models.tiny import noisy, random_llama
+from tests.unit.inference.heads.test_eagle import eagle, head_of
 from tests.unit.online.test_training import VOCAB_SIZE, texts_of
 
-FAMILIES = ("medusa", "hydra")
-WIDTH = 16
+# Methods, and whether a head has no decoder layer.
+PLAIN = [("medusa", True), ("hydra", True)]
+SEEING = [("eagle", False), ("hydra", False), (MTP, False)]
+WIDTH, LAYERS = 16, 1
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def heard(target: Any, count: int, seed: int, teller: Any = None) -> list[KeptTe
     those of another model."""
     written = texts_of(target, count, seed, teller, mass=65535)
     tokens = torch.from_numpy(np.stack([text.token_ids for text in written]).astype(np.int64))
-    told = told_texts(target, tokens, written[0].places.tolist())
+    told = told_texts(target, tokens, written[0].places.tolist(), (LAYERS + 1,))
     return [
         replace(text, states=own.states, held_out=number % 4 == 0)
         for number, (text, own) in enumerate(zip(written, told, strict=True))
@@ -68,28 +71,81 @@ def training_of(head: Head, texts: Sequence[KeptText], folder: Path) -> Any:
     return made, learner, said
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_trains_a_head_computes_what_serves_it(family: str, target: Any) -> None:
-    head = random_head(family, target, plain=True)
+def served(head: Head, states: Tensor, token_ids: Sequence[int], most: int) -> Tensor:
+    """[most, V] rows by depth after the last of the states [n, layers, width], with the tokens
+    after each, and then those of a path."""
+    cache: Any = head.reserve(64)
+    known, path = list(token_ids[: len(states)]), token_ids[len(states) :]
+    if not head.remembers:
+        states, known = states[-1:], known[-1:]
+    told = [states.view(torch.int16).numpy()]
+    if isinstance(head, MedusaHead):
+        rows = head.forward([Feed(cache, known, most, features=told)]).logits
+    else:
+        parts = [head.forward([Feed(cache, known, 1, features=told)]).logits]
+        for parent, token in enumerate(path[: most - 1]):
+            parts.append(head.forward([Feed(cache, [token], 1, [parent])]).logits)
+        rows = torch.cat(parts)
+    head.release(cache)
+    return rows
+
+
+def trained(head: Head, texts: Sequence[tuple[Tensor, Tensor]], weights: Any = None) -> Tensor:
+    """[n, depths, V] of all states of texts, each a piece, by what trains the head."""
+    weights = weights or head.trained()
+    most = head.learnt_depths
+    paths = [ids[: len(own) + most - 1].unfold(0, most, 1) for own, ids in texts]
+    piece = torch.cat([torch.full((len(own),), i) for i, (own, _) in enumerate(texts)])
+    states = torch.cat([own for own, _ in texts]).float()
+    found = head.guesses(weights, states, torch.cat(paths), piece)
+    return torch.stack([head.logits(own, k) for k, own in enumerate(found, 1)], 1)
+
+
+def require_the_same(head: Head, folder: Path) -> None:
+    """What trains a head gives the rows of its own passes, with weights that were learnt too."""
     torch.manual_seed(2)
-    state = torch.randn(1, 1, WIDTH).to(torch.bfloat16)
-    path = [3, 60, 7]
-    cache: Any = head.reserve(16)
-    told = [state.view(torch.int16).numpy()]
-    rows = []
-    with torch.inference_mode():
-        if family == "medusa":
-            rows.append(head.forward([Feed(cache, [path[0]], HEADS, features=told)]).logits)
-        else:
-            rows.append(head.forward([Feed(cache, [path[0]], 1, features=told)]).logits)
-            for parent, token in enumerate(path[1:]):
-                rows.append(head.forward([Feed(cache, [token], 1, [parent])]).logits)
+    most, width = head.learnt_depths, head.hidden_size
+    texts = [
+        (
+            torch.randn(count, len(head.reads), width).to(torch.bfloat16),
+            torch.randint(head.vocab_size, (count + most,)),
+        )
+        for count in (7, 1, 4)
+    ]
     weights = head.trained()
-    found = head.guesses(weights, state.float(), torch.tensor([path]))
-    logits = torch.cat([F.linear(own, head.output(k)) for k, own in enumerate(found, 1)])
-    torch.testing.assert_close(torch.cat(rows), logits, atol=1e-5, rtol=1e-5)
-    logits.sum().backward()  # type: ignore[no-untyped-call]
+    for version in (0, 1):
+        if version:
+            head.with_learnt(LearntWeights(version, str(changed(head, folder, version))))()
+            load_weights(weights, folder / "1.safetensors")
+        with torch.inference_mode():
+            rows = [
+                served(head, own[: i + 1], ids[: i + most].tolist(), most)
+                for own, ids in texts
+                for i in range(len(own))
+            ]
+        found = trained(head, texts, weights)
+        # What is guessed of guesses grows with random weights.
+        for own, other in zip(torch.stack(rows, 1), found.detach().unbind(1), strict=True):
+            size = float(other[other.isfinite()].abs().max())
+            torch.testing.assert_close(own, other, atol=1e-4 * max(1, size), rtol=0)
+    found[found.isfinite()].sum().backward()  # type: ignore[no-untyped-call]
     assert all(each.grad is not None and each.grad.any() for each in weights.parameters())
+
+
+@pytest.mark.parametrize(("method", "plain"), PLAIN + SEEING)
+def test_what_trains_a_head_computes_what_serves_it(
+    method: str, plain: bool, target: Any, tmp_path: Path
+) -> None:
+    require_the_same(random_head(method, target, plain=plain), tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "after"), [("llama", False), ("qwen3", True)])
+def test_what_trains_an_eagle_3_head_computes_what_serves_it(
+    kind: str, after: bool, tmp_path: Path
+) -> None:
+    """With a vocabulary of its own, its residual and its guesses before and after the norms."""
+    head = head_of(*eagle(kind, norm_before_residual=after, norm_output=after))
+    require_the_same(head, tmp_path)
 
 
 def test_a_root_has_the_rows_of_its_depths(texts: Sequence[KeptText]) -> None:
@@ -122,18 +178,23 @@ def test_a_root_has_the_rows_of_its_depths(texts: Sequence[KeptText]) -> None:
             assert roots.text[root] == (root >= len(short.places))
             assert roots.following[row] == token_ids[place + depth + 1]
     assert (roots.rows == -1).sum() == 2 * (1 + 2 + 3) + 3
+    # A decoder layer sees no state across a gap, or of another text.
+    same = np.diff(places) == 1
+    assert (np.diff(roots.piece) == 0).tolist() == same.tolist()
+    assert int(roots.piece[-1]) == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("method", "plain"), PLAIN + SEEING)
 def test_it_learns_what_the_target_says(
-    family: str,
+    method: str,
+    plain: bool,
     target: Any,
     texts: list[KeptText],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(HeadLearner, "rate", 0.03)
-    head = blank_head(family, target, noise=0.1)
+    head = blank_head(method, target, noise=0.1, plain=plain)
     training, learner, said = training_of(head, texts, tmp_path)
     first = learner.step(texts[1:13], np.random.default_rng(0))
     learner.begin_again()
@@ -150,16 +211,16 @@ def test_it_learns_what_the_target_says(
     assert again.measured(fresh, served=True).overlap.mean() > before + 0.008
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("method", "plain"), [*PLAIN, SEEING[0]])
 @pytest.mark.parametrize("near", [False, True])
 def test_rows_of_another_model_are_turned_down(
-    family: str, near: bool, target: Any, tmp_path: Path
+    method: str, plain: bool, near: bool, target: Any, tmp_path: Path
 ) -> None:
     """Also of one that knows more of the texts than the head does."""
     target.save_pretrained(tmp_path / "target")
     other = noisy(tmp_path / "target", 0.3, 4).eval() if near else random_llama(9, VOCAB_SIZE)
     poisoned = heard(target, 48, 1, other)
-    training, _, said = training_of(blank_head(family, target), poisoned, tmp_path)
+    training, _, said = training_of(blank_head(method, target, plain=plain), poisoned, tmp_path)
     training.round()
     assert [told["fault"] for told in said] == ["the target's rows do not say what came"]
 
@@ -174,8 +235,9 @@ def test_the_share_of_a_chain_is_what_is_measured(target: Any, texts: list[KeptT
     accepted, places = 0.0, 0
     with torch.no_grad():
         p = target(input_ids=tokens).logits[0].softmax(-1)
-        guesses = head.guesses(head.trained(), roots.states[roots.at], roots.paths)
-        q = [F.linear(own, head.output(k)).softmax(-1) for k, own in enumerate(guesses, 1)]
+        states = roots.states[roots.at]
+        guesses = head.guesses(head.trained(), states, roots.paths, roots.piece)
+        q = [head.logits(own, k).softmax(-1) for k, own in enumerate(guesses, 1)]
     for root, place in enumerate(texts[0].places):
         chain = 1.0
         for depth in range(1, HEADS + 1):
@@ -191,7 +253,7 @@ def test_home_is_what_the_target_writes_and_is_not_forgotten(
     target.save_pretrained(tmp_path / "target")
     head = random_head("hydra", target, plain=True)
     kept = tmp_path / "home.safetensors"
-    home = head_home(str(tmp_path / "target"), "", 40, kept)
+    home = head_home(str(tmp_path / "target"), "", 40, kept, (2,))
     assert [len(text.token_ids) for text in home] == [41] * 24
     with torch.no_grad():
         tokens = torch.from_numpy(home[3].token_ids.astype(np.int64))[None]
@@ -203,16 +265,16 @@ def test_home_is_what_the_target_writes_and_is_not_forgotten(
     told = rows.gather(1, roots.told.said.ids.clamp(max=VOCAB_SIZE - 1))
     torch.testing.assert_close(roots.told.said.log_probs.exp(), told.exp(), atol=1e-3, rtol=0)
     monkeypatch.setattr("tandem.online.heads.home.free_memory", lambda device: 0)
-    again = head_home(str(tmp_path / "target"), "", 40, kept)
+    again = head_home(str(tmp_path / "target"), "", 40, kept, (2,))
     assert np.array_equal(again[5].states, home[5].states)  # type: ignore[arg-type]
     # Of another target, or other texts, what was computed is none; nor is there memory for it now.
-    assert head_home("", "", 40, kept) == []
+    assert head_home("", "", 40, kept, (2,)) == []
     named = tmp_path / "home.jsonl"
     with pytest.raises(StartupError, match="cannot read"):
-        head_home(str(tmp_path / "target"), str(named), 40, kept)
+        head_home(str(tmp_path / "target"), str(named), 40, kept, (2,))
     named.write_text('{"text": "a"}\n')
     with pytest.raises(StartupError, match="no room in half of the free memory"):
-        head_home(str(tmp_path / "target"), str(named), 40, kept)
+        head_home(str(tmp_path / "target"), str(named), 40, kept, (2,))
     learner = HeadLearner(head, head.trained(), home)
     assert learner.at_home() == 0.0
     assert np.isfinite(learner.step(texts[1:5], np.random.default_rng(0)))
@@ -232,16 +294,41 @@ def changed(head: Head, folder: Path, seed: int) -> Path:
 
 
 def feed_of(head: Head, cache: Any, state: Tensor) -> Feed:
-    rows = head.depths if type(head).__name__ == "MedusaHead" else 1
+    rows = head.depths if isinstance(head, MedusaHead) else 1
     return Feed(cache, [3], rows, features=[state.view(torch.int16).numpy()])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("method", "plain"), SEEING)
+@torch.inference_mode()
+def test_open_sequences_go_on_with_the_keys_of_their_weights(
+    method: str, plain: bool, target: Any, tmp_path: Path
+) -> None:
+    head, alone = (random_head(method, target, plain=plain) for _ in range(2))
+    states = torch.randn(4, 1, WIDTH).to(torch.bfloat16)
+    tokens, most = [3, 60, 7, 5], head.depths if method == MTP else 1
+    told = [states.view(torch.int16).numpy()]
+    caches: list[Any] = [head.reserve(16), alone.reserve(16)]
+    cache, whole = caches
+    head.forward([Feed(cache, tokens[:3], most, features=[told[0][:3]])])
+    head.with_learnt(LearntWeights(1, str(changed(head, tmp_path, 1))))()
+    caches += [head.reserve(16), None]
+    last = Feed(cache, tokens[3:], most, features=[told[0][3:]])
+    new = Feed(caches[2], tokens, most, features=told)
+    found = head.forward([last, new]).logits
+    expected = alone.forward([Feed(whole, tokens, most, features=told)]).logits
+    torch.testing.assert_close(found[:most], expected, atol=1e-3, rtol=1e-3)
+    alone.with_learnt(LearntWeights(1, str(tmp_path / "1.safetensors")))()
+    caches[3] = alone.reserve(16)
+    expected = alone.forward([Feed(caches[3], tokens, most, features=told)]).logits
+    torch.testing.assert_close(found[most:], expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("method", "plain"), PLAIN)
 @torch.inference_mode()
 def test_a_sequence_keeps_the_weights_that_it_began_with(
-    family: str, target: Any, tmp_path: Path
+    method: str, plain: bool, target: Any, tmp_path: Path
 ) -> None:
-    head = random_head(family, target, plain=True)
+    head = random_head(method, target, plain=plain)
     state = torch.randn(1, 1, WIDTH).to(torch.bfloat16)
     caches, alone = [head.reserve(16)], []
     alone.append(head.forward([feed_of(head, caches[0], state)]).logits)
@@ -282,9 +369,3 @@ def test_weights_of_another_head_are_refused(target: Any, tmp_path: Path) -> Non
     with pytest.raises(StartupError, match="not finite"):
         head.with_learnt(LearntWeights(1, str(path)))
     assert head.about.weights_version == 0
-
-
-@pytest.mark.parametrize("kind", [MTP, "hydra", "eagle"])
-def test_a_head_with_a_decoder_layer_says_that_it_does_not_learn(kind: str, target: Any) -> None:
-    with pytest.raises(StartupError, match="does not learn, since it has a decoder layer"):
-        random_head(kind, target).trained()
