@@ -118,7 +118,6 @@ class EagleHead(Head):
         weights = self._formed(placed)
         self._serve(HeadWeights(0, weights))
         layer: HeadLayer = weights.layer
-        self._layer = layer
         hidden_size = int(files.config.get("target_hidden_size") or layer.width)
         self._describe(len(self._embedding), hidden_size)
         source.require_width(hidden_size)
@@ -190,7 +189,8 @@ class EagleHead(Head):
         self, weights: HeadParameters, states: Tensor, paths: Tensor, piece: Tensor
     ) -> list[Tensor]:
         """See `Head`; behind the first depth it reads its own guesses."""
-        parts, pieces = self._of(_named(weights.by_name), self._layer.over_pieces), Pieces(piece)
+        layer: HeadLayer = self._weights.parts.layer
+        parts, pieces = self._of(_named(weights.by_name), layer.over_pieces), Pieces(piece)
         tokens = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)
         before, reads = pieces.padded(parts.fused(states.flatten(1))), []
         for token in tokens.unbind(1):

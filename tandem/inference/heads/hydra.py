@@ -117,9 +117,8 @@ class HydraHead(Head):
         self.depths = self.learnt_depths = len(weights.heads)
         self._serve(HeadWeights(0, weights))
         self._outputs = [placed[outputs.get(k, "output")] for k in range(self.depths)]
-        self._prefix = weights.prefix
-        if self._prefix is not None:
-            self._hold(source.room, self._prefix.max_length)
+        if weights.prefix is not None:
+            self._hold(source.room, weights.prefix.max_length)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         tokens = self._embedding.index_select(0, tokens_of(feeds, self.device))
@@ -169,7 +168,9 @@ class HydraHead(Head):
         return weights.prefix_norm(found[ends])
 
     def _learns(self, name: str) -> bool:
-        return bool(_BLOCK.fullmatch(name)) or name.startswith((f"{_PREFIX}l", f"{_PREFIX}n"))
+        return bool(_BLOCK.fullmatch(name)) or name.startswith(
+            (f"{_PREFIX}layers.", f"{_PREFIX}norm.")
+        )
 
     def _formed(self, tensors: Mapping[str, Tensor]) -> HydraWeights:
         heads = _blocks_of(tensors, self._source.files, self.hidden_size)
@@ -186,9 +187,10 @@ class HydraHead(Head):
     ) -> list[Tensor]:
         """See `Head`; the head of a depth reads all tokens before its own."""
         named, states = weights.by_name, states[:, 0]
-        if self._prefix is not None:
+        prefix: HeadLayer | None = self._weights.parts.prefix
+        if prefix is not None:
             pieces = Pieces(piece)
-            layer = self._prefix.over_pieces(within(named, f"{_PREFIX}layers.0."))
+            layer = prefix.over_pieces(within(named, f"{_PREFIX}layers.0."))
             found = layer.norm(named[f"{_PREFIX}norm.weight"])(layer(pieces.padded(states)))
             states = pieces.flat(found)
         embedded = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,25 +47,31 @@ class HeadLayer:
         kind = str(shape.get("model_type", "llama"))
         if kind not in _KINDS or int(shape.get("num_hidden_layers", 1)) != 1:
             raise ValueError(f"no single layer of {' or '.join(_KINDS)}: {kind}")
-        make_config, make_layer, make_rotary = _KINDS[kind]
+        make_config, self._make_layer, make_rotary = _KINDS[kind]
         config = make_config(**{key: value for key, value in shape.items() if key != "model_type"})
         config._attn_implementation = "eager"
+        self._config, self._wide = config, wide
+        self._normed = "input_layernorm.weight" in tensors
         self.width, self._epsilon = int(config.hidden_size), float(config.rms_norm_eps)
         self.max_length = max_positions(config)
-        with torch.device("meta"):
-            layer: Any = make_layer(config, 0)
-            for name in ("q_proj", "k_proj", "v_proj") if wide else ():
-                old = getattr(layer.self_attn, name)
-                new = nn.Linear(2 * self.width, old.out_features, old.bias is not None)
-                setattr(layer.self_attn, name, new)
-        if "input_layernorm.weight" not in tensors:
-            layer.input_layernorm = None
-        self._without_weights = copy.deepcopy(layer)
+        layer = self._without_weights()
         layer.load_state_dict(tensors, assign=True)
         self._layer = LlamaLayer(layer)
         device = next(iter(tensors.values())).device
         self._rotary = make_rotary(config).to(device)
         self._rotations = Rotations(self._rotary, self.max_length, device)
+
+    def _without_weights(self) -> Any:
+        """The layer of `transformers`."""
+        with torch.device("meta"):
+            layer = self._make_layer(self._config, 0)
+            for name in ("q_proj", "k_proj", "v_proj") if self._wide else ():
+                old = getattr(layer.self_attn, name)
+                new = nn.Linear(2 * self.width, old.out_features, old.bias is not None)
+                setattr(layer.self_attn, name, new)
+        if not self._normed:
+            layer.input_layernorm = None
+        return layer
 
     def __call__(
         self,
@@ -87,7 +92,7 @@ class HeadLayer:
 
     def over_pieces(self, tensors: Mapping[str, Tensor]) -> PieceLayer:
         """The same layer with weights in training."""
-        return PieceLayer(self._without_weights, self._rotary, self._epsilon, tensors)
+        return PieceLayer(self._without_weights(), self._rotary, self._epsilon, tensors)
 
     def norm(self, weight: Tensor) -> RMSNorm:
         """A norm of its kind."""

@@ -92,9 +92,8 @@ class MedusaHead(Head):
         learnt = {name: tensor for name, tensor in tensors.items() if self._learns(name)}
         weights = self._formed(source.placed(learnt))
         self._serve(HeadWeights(0, weights))
-        self._layers = weights.layers if isinstance(weights, MtpWeights) else ()
-        if self._layers:
-            self._hold(source.room, self._layers[0].max_length)
+        if isinstance(weights, MtpWeights):
+            self._hold(source.room, weights.layers[0].max_length)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         most = max(feed.rows for feed in feeds)
@@ -143,13 +142,14 @@ class MedusaHead(Head):
     ) -> list[Tensor]:
         """See `Head`; no head knows a token."""
         named, states = weights.by_name, states[:, -1]
-        if not self._layers:
+        parts: MedusaWeights | MtpWeights = self._weights.parts
+        if isinstance(parts, MedusaWeights):
             return list(_residual_of(named, self._source.files).guesses(states, self.depths))
         pieces = Pieces(piece)
         padded = pieces.padded(states)
         return [
             pieces.flat(layer.over_pieces(own)(padded))
-            for layer, own in zip(self._layers, _decoders_of(named), strict=True)
+            for layer, own in zip(parts.layers, _decoders_of(named), strict=True)
         ]
 
     def logits(self, read: Tensor, depth: int) -> Tensor:
