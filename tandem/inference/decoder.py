@@ -35,6 +35,10 @@ from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
+# KV caches that a device has room for where weights change: that of the present ones, that of new
+# ones, and as much again for their passes and for texts that are open with earlier ones.
+_POOLS = 4
+
 
 @dataclass(frozen=True)
 class DecoderOptions:
@@ -48,6 +52,7 @@ class DecoderOptions:
         largest: pass, which is measured on a CUDA device before the KV pool is made.
         passes: bytes of the device that passes of another model of this process may take instead.
         kept: see `Room`.
+        renews: whether its weights change while it serves: each version has a KV cache.
         threads: of this process, from the settings; None leaves them unchanged.
         engine: what computes the pass; see `choose_backend`.
         drafts: whether the model drafts, in any dtype that is faster.
@@ -68,6 +73,7 @@ class DecoderOptions:
     largest: LargestPass = NOT_MEASURED
     passes: int = 0
     kept: int = 0
+    renews: bool = False
     threads: int | None = None
     engine: EngineName = "torch"
     drafts: bool = False
@@ -145,7 +151,8 @@ class Decoder(Model):
         """For the KV pool; a device's largest pass is measured, which needs a pool too."""
         longest = min(options.longest, self.about.max_length)
         at_most = max(options.at_most, longest)
-        room = Room(options.cache_tokens, at_most, options.share, kept=options.kept)
+        pools = _POOLS if options.renews else 1
+        room = Room(options.cache_tokens, at_most, options.share, kept=options.kept, pools=pools)
         if self.device.type != "cuda" or not options.largest.rows:
             return room
         captured = options.graph_rows if backend.in_one_call else 0
@@ -214,7 +221,8 @@ class Decoder(Model):
         """
         positions, each = self.positions, backend.pool.bytes_per_position
         share = self._options.share if self.device.type == "cuda" else 1
-        if positions * each > memory_left(self.device, share) // 2:
+        # What its passes take may be free now, and is taken again.
+        if positions * each > (memory_left(self.device, share) - self.pass_memory) // 2:
             raise MemoryError(f"no room for a second KV cache of {positions} tokens")
         _give_room(backend, positions, version)
 

@@ -35,7 +35,7 @@ def load_models(
     truncation: Truncation,
     beside: Model | None = None,
     ahead: int = 0,
-    learnt: LearntWeights = NOTHING_LEARNT,
+    learnt: LearntWeights | None = None,
 ) -> list[Model]:
     """The decoders and heads that a recipe drafts with, one for each of its checkpoints.
 
@@ -48,7 +48,8 @@ def load_models(
         beside: a target in this process, which verifies the drafts.
         ahead: positions that each sequence has for drafts that are prepared ahead, which are
             branches; 0 where none are.
-        learnt: weights in place of the checkpoint's, where there is one decoder.
+        learnt: weights in place of the checkpoint's, where there is one decoder, and others come
+            while it serves; None where they stay.
 
     Raises:
         OtherCheckpoint: these were learnt from another one.
@@ -65,6 +66,7 @@ def load_models(
         drafts=settings.dtype == "auto",
         trees=ahead > 0 or recipe.largest_tree > 0,
         chains=None if recipe.largest_tree else (truncation.mass, truncation.support),
+        renews=learnt is not None,
     )
     models: list[Model] = []
     shares = [settings.memory_share] * len(recipe.checkpoints)
@@ -86,7 +88,7 @@ def load_models(
             settings.dtype,
             adapter=named.adapter,
             part=ModelPart(named.exit, named.skip),
-            learnt=learnt,
+            learnt=NOTHING_LEARNT if learnt is None else learnt,
         )
         loaded: Model
         if named.head:

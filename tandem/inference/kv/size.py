@@ -30,6 +30,7 @@ class Room(NamedTuple):
         share: of the device's memory, for all that this process has there.
         passes: bytes of a device beside weights and pool, for its largest pass; not of a CPU.
         kept: positions of a device that are left for pools of other keys of the model.
+        pools: such pools that a device has room for, where `cache_tokens` does not say their size.
     """
 
     cache_tokens: int
@@ -37,6 +38,7 @@ class Room(NamedTuple):
     share: float = 1.0
     passes: int = 0
     kept: int = 0
+    pools: int = 1
 
 
 def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
@@ -56,7 +58,8 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
     has = f"{device} has {_gib(free)} free"
     if device.type == "cuda":
         kept = room.passes + room.kept * bytes_each
-        most = own = max(memory_left(device, room.share) - kept - RESERVED, 0)
+        most = max(memory_left(device, room.share) - kept - RESERVED, 0)
+        own = most // room.pools
         has += f", {_gib(most)} of it beside its passes and within MEMORY_SHARE"
     positions = room.cache_tokens or min(room.at_most, own // bytes_each)
     if not positions:

@@ -81,6 +81,8 @@ async def test_it_asks_for_rows_and_says_that_it_learns(drafter: Served) -> None
     assert told_.learns
     assert told_.pure
     assert told_.info.weights_version == 0
+    # A device's memory is divided for the KV caches of later weights.
+    assert drafter.servicer.loaded.models[0]._options.renews
 
 
 async def test_a_text_is_kept_with_its_rows(drafter: Served) -> None:

@@ -271,7 +271,7 @@ def test_a_trial_that_fails_leaves_what_serves(fault: str, monkeypatch: pytest.M
     if fault == "measurement":
         monkeypatch.setattr(comparison, "costs_of", None)
     else:
-        monkeypatch.setattr(decoder_module, "free_memory", lambda _: 0)
+        monkeypatch.setattr(decoder_module, "memory_left", lambda *_: 0)
     decoder, (_,) = load(build(SMALL), "auto")
     assert (decoder.engine, decoder.improving) == ("torch", False)
     texts = random_texts()

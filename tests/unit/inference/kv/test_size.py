@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,9 @@ def test_a_gpus_pool_takes_what_weights_and_passes_leave(
     with pytest.raises(StartupError, match="within MEMORY_SHARE; lower CACHE_TOKENS"):
         cache_size(CUDA, EACH, Room(found + 1, 1000, share, passes))
     assert cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, passes, kept=100)) == found - 100
+    # Where there are to be several such pools.
+    assert cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, passes, pools=4)) == found // 4
+    assert cache_size(CUDA, EACH, Room(found, 1000, share, passes, pools=4)) == found
 
 
 def test_services_that_share_a_device_have_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,3 +222,5 @@ def test_a_decoder_measures_before_it_makes_its_pool(
     room = own._room(own.backend, options)
     assert told == ([] if asked is None else [asked])
     assert room == Room(cache_tokens, 512, 0.5, 0 if asked is None else 77)
+    renewed = own._room(own.backend, replace(options, renews=True))
+    assert renewed == room._replace(pools=4)
