@@ -26,7 +26,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.exactness import CELLS, Case, counts_at, target_law
 from tests.service.online.serving import FakeTrainer, Served, drafting, served
 from tests.support.laws.laws import chi_square_p_value
-from tests.support.models.heads import save_blank_head
+from tests.support.models.heads import MTP, family_of, save_blank_head
 from tests.support.waiting import until
 from tests.support.wire.fakes import generation
 from tests.support.wire.steps import open_draft
@@ -57,13 +57,30 @@ class Learning:
         return [text for file in replay.files() for text in replay.read(file)]
 
 
-@pytest.fixture(params=["medusa", "hydra", "eagle"])
+CAMPAIGN = pytest.mark.campaign(
+    "the law, and what outlives the process, of the other heads with decoder layers that learn",
+    "the same of eagle (this file); "
+    "unit/online/heads/test_learning_heads.py: their passes, weights and keys",
+)
+PREFIXED = "hydra++"
+
+
+@pytest.fixture(
+    params=[
+        "medusa",
+        "hydra",
+        "eagle",
+        *(pytest.param(name, marks=CAMPAIGN) for name in (PREFIXED, MTP)),
+    ]
+)
 async def learning(
     request: pytest.FixtureRequest, random_pair: tuple[Path, Path], tmp_path: Path
 ) -> AsyncIterator[Learning]:
     target = random_pair[1]
-    head = save_blank_head(tmp_path / "head", request.param, target)
-    keys = {"method": request.param, "target": str(target)}
+    plain = request.param != PREFIXED
+    kind = request.param if plain else "hydra"
+    head = save_blank_head(tmp_path / "head", kind, target, plain=plain)
+    keys = {"method": family_of(kind), "target": str(target)}
     async with (
         AsyncExitStack() as stack,
         drafting(stack, head, tmp_path / "state", **keys) as found,

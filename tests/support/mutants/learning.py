@@ -133,8 +133,8 @@ OF_ONLINE = (
     Mutant(
         "online: new weights compute into the pool of the old ones",
         "tandem/inference/decoder.py",
-        "            self._give_room_beside(backend, version)\n                made",
-        "            backend.pool = before.pool\n                made",
+        "            self._give_room_beside(backend, version)\n                self._capture",
+        "            backend.pool = before.pool\n                self._capture",
         (_SERVED,),
     ),
     Mutant(
@@ -154,6 +154,7 @@ OF_ONLINE = (
 )
 
 _HEADS = "tests/unit/online/heads/test_learning_heads.py"
+_CAPTURED = "tests/unit/inference/passes/test_cuda_graphs.py"
 _SERVED_HEADS = "tests/service/online/test_heads.py"
 
 OF_ONLINE_HEADS = (
@@ -202,8 +203,8 @@ OF_ONLINE_HEADS = (
     Mutant(
         "online heads: states of a text have no bound",
         _KEPT,
-        "return min(_MOST_ROWS, _MOST_STATE_BYTES // self.bytes) if self.bytes else _MOST_ROWS",
-        "return _MOST_ROWS",
+        "return min(most, _MOST_STATE_BYTES // self.bytes) if self.bytes else most",
+        "return most",
         (_HEARD,),
     ),
     Mutant(
@@ -219,6 +220,97 @@ OF_ONLINE_HEADS = (
         "if source.learnt != NOTHING_LEARNT:",
         "if False:",
         (_SERVED_HEADS,),
+    ),
+    Mutant(
+        "online heads: a decoder layer sees the places after its own",
+        "tandem/inference/heads/pieces.py",
+        "known = torch.ones(time, time, dtype=torch.bool).tril()",
+        "known = torch.ones(time, time, dtype=torch.bool)",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: a guess sees those after other places",
+        "tandem/inference/heads/pieces.py",
+        "guessed = torch.eye(time, dtype=torch.bool)",
+        "guessed = torch.ones(time, time, dtype=torch.bool)",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: guesses stand at the place of their root",
+        "tandem/inference/heads/pieces.py",
+        "depth + torch.arange(time)[None]",
+        "torch.arange(time)[None]",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: a deeper depth reads the state, and no guess",
+        "tandem/inference/heads/eagle.py",
+        "            before = ends if self._norm_output else found",
+        "            before = before",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: a decoder layer sees states across a gap",
+        "tandem/online/heads/roots.py",
+        "(np.diff(places[:most], prepend=places[0]) > 1).cumsum()",
+        "np.zeros(len(places[:most]), np.int64)",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: a guessed state learns that of its root",
+        "tandem/online/heads/learner.py",
+        "states = roots.states[rows, -1]",
+        "states = roots.states[roots.at[: len(rows)], -1]",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online heads: places that do not follow each other are kept",
+        _KEPT,
+        "gaps = np.diff(places, prepend=places[0] - 1) != 1",
+        "gaps = np.diff(places, prepend=places[0] - 1) < 1",
+        (_HEARD,),
+    ),
+    Mutant(
+        "online heads: an EAGLE head's open sequences get the new weights",
+        "tandem/inference/heads/eagle.py",
+        "weights: EagleWeights = self._weights_of(feeds[0]).parts",
+        "weights: EagleWeights = self._weights.parts",
+        (_HEADS,),
+    ),
+    Mutant(
+        "online: new weights are computed by the captured passes of the old ones",
+        "tandem/inference/decoder.py",
+        "                self._capture(backend)\n",
+        "                backend.graphs, backend.chains = before.graphs, before.chains\n",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "online: new weights are served without captured passes",
+        "tandem/inference/decoder.py",
+        'raise MemoryError("passes with new weights cannot be captured")',
+        "pass",
+        (_CAPTURED,),
+    ),
+    Mutant(
+        "online: a device's memory is the KV cache's of the first weights",
+        "tandem/inference/decoder.py",
+        "pools = _POOLS if options.renews else 1",
+        "pools = 1",
+        ("tests/unit/inference/kv/test_size.py",),
+    ),
+    Mutant(
+        "online: a drafter that learns is loaded as one that does not",
+        "tandem/serving/drafting.py",
+        "renews=learnt is not None",
+        "renews=False",
+        (_SERVED,),
+    ),
+    Mutant(
+        "online heads: what trains a layer holds the files' weights beside later ones",
+        "tandem/inference/heads/eagle.py",
+        "        layer: HeadLayer = weights.layer\n",
+        "        layer: HeadLayer = weights.layer\n        self._layer = layer\n",
+        (_HEADS,),
     ),
     Mutant(
         "online heads: a deep token counts as the first one",

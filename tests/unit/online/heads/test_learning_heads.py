@@ -6,22 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
 
+from tandem.distillation.divergences import TargetRows, tvd
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.inference.heads.head import Head
-from tandem.inference.heads.medusa import MedusaHead
+from tandem.inference.heads.hydra import HydraWeights
+from tandem.inference.heads.medusa import MedusaHead, MtpWeights
 from tandem.inference.loading.learnt_weights import LearntWeights, OtherCheckpoint, load_weights
 from tandem.online.heads.home import head_home, told_texts
 from tandem.online.heads.learner import HeadLearner
-from tandem.online.heads.roots import roots_of
-from tandem.online.kept_text import KeptText
+from tandem.online.heads.roots import roots_of, states_of
+from tandem.online.kept_text import TOP, KeptText
 from tandem.online.replay import Replay
 from tandem.online.training import OnlineTraining
 from tests.support.models.heads import HEADS, MTP, blank_head, random_head
@@ -211,6 +215,48 @@ def test_it_learns_what_the_target_says(
     assert again.measured(fresh, served=True).overlap.mean() > before + 0.008
 
 
+def test_an_eagle_3_head_learns_beside_tokens_that_it_does_not_know(tmp_path: Path) -> None:
+    """Those have no probability, and no gradient that is not finite."""
+    config, tensors = eagle("llama")
+    head = head_of(config, tensors)
+    token_ids = np.arange(41, dtype=np.uint32)[::-1] % head.vocab_size
+    rng = np.random.default_rng(0)
+    ids = np.stack([rng.permutation(head.vocab_size)[:TOP] for _ in range(39)])
+    text = KeptText(
+        token_ids,
+        np.arange(39, dtype=np.int32),
+        np.pad(ids, ((0, 0), (0, TOP - ids.shape[1]))).astype(np.uint32),
+        np.pad(np.ones(ids.shape, np.uint16), ((0, 0), (0, TOP - ids.shape[1]))),
+        np.zeros(39, np.bool_),
+        np.full(39, 65535, np.uint16),
+        states=rng.normal(size=(39, len(head.reads), head.hidden_size)).astype(np.float32),
+    )
+    learner = HeadLearner(head, head.trained(), [text, text])
+    losses = [learner.step([text], np.random.default_rng(0)) for _ in range(3)]
+    assert np.isfinite(losses).all()
+    assert losses[2] < losses[0]
+    assert all(weight.isfinite().all() for weight in learner.model.parameters())
+    assert np.isfinite(learner.measured([text]).unsaid).all()
+    assert np.isfinite(learner.at_home())
+
+
+def test_guessed_states_learn_those_of_their_places(target: Any, texts: list[KeptText]) -> None:
+    """By their smooth L1 distance beside that of the rows (EAGLE)."""
+    head = blank_head("eagle", target, noise=0.1)
+    learner = HeadLearner(head, head.trained(), ())
+    assert texts[0].states is not None
+    states = states_of(texts[0].states)[:, 0]
+    roots = learner._roots(texts[:1], len(states), np.random.default_rng(0))
+    said = learner._with_rest(roots)
+    for depth, (read, logits, rows) in enumerate(learner._by_depth(learner.model, roots), 1):
+        apart = smooth_l1_loss(read, states[depth:], reduction="none").mean(-1)
+        assert said.ids is not None
+        rows_there = TargetRows(said.log_probs[depth:], said.ids[depth:])
+        expected = tvd(*rows_there.beside(logits)) + apart
+        found = learner._distance(roots, said, read, logits, rows)
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize(("method", "plain"), [*PLAIN, SEEING[0]])
 @pytest.mark.parametrize("near", [False, True])
 def test_rows_of_another_model_are_turned_down(
@@ -298,6 +344,13 @@ def feed_of(head: Head, cache: Any, state: Tensor) -> Feed:
     return Feed(cache, [3], rows, features=[state.view(torch.int16).numpy()])
 
 
+def _layer_of(parts: Any) -> Any:
+    """A decoder layer of a head's weights."""
+    if isinstance(parts, MtpWeights):
+        return parts.layers[0]
+    return parts.prefix if isinstance(parts, HydraWeights) else parts.layer
+
+
 @pytest.mark.parametrize(("method", "plain"), SEEING)
 @torch.inference_mode()
 def test_open_sequences_go_on_with_the_keys_of_their_weights(
@@ -312,6 +365,7 @@ def test_open_sequences_go_on_with_the_keys_of_their_weights(
     head.forward([Feed(cache, tokens[:3], most, features=[told[0][:3]])])
     head.with_learnt(LearntWeights(1, str(changed(head, tmp_path, 1))))()
     caches += [head.reserve(16), None]
+    first = ref(cache.weights)
     last = Feed(cache, tokens[3:], most, features=[told[0][3:]])
     new = Feed(caches[2], tokens, most, features=told)
     found = head.forward([last, new]).logits
@@ -321,6 +375,13 @@ def test_open_sequences_go_on_with_the_keys_of_their_weights(
     caches[3] = alone.reserve(16)
     expected = alone.forward([Feed(caches[3], tokens, most, features=told)]).logits
     torch.testing.assert_close(found[most:], expected, atol=1e-3, rtol=1e-3)
+    # Their weights end with them.
+    layers = ref(_layer_of(cache.weights.parts))
+    head.release(cache)
+    del cache, last
+    caches.clear()
+    assert first() is None
+    assert layers() is None
 
 
 @pytest.mark.parametrize(("method", "plain"), PLAIN)
