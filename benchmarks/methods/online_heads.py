@@ -136,7 +136,12 @@ def main() -> None:
     if options.steps:
         figures = trained(options.head, prompts, options.steps)
         Console().print(figures)
-        keep(options.out / f"online-{options.head}-steps.json", steps=options.steps, **figures)
+        keep(
+            options.out / f"online-{options.head}-steps.json",
+            texts=options.texts,
+            steps=options.steps,
+            **figures,
+        )
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "state"
