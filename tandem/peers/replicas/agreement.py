@@ -10,7 +10,6 @@ from tandem.errors import TandemError
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.replicas.compatibility import (
     Law,
-    feedback_of_all,
     law_of,
     noting,
     require_feedback,
@@ -74,8 +73,8 @@ def agree(
             require_feedback(each.reply, reply)
 
     fitting = sift(drafters, misfits, require_pair)
-    wanted = feedback_of_all([replica.reply for replica in fitting])
-    fitting = sift(fitting, misfits, lambda reply: require_same_feedback(wanted, reply))
+    replies = [replica.reply for replica in fitting]
+    fitting = sift(fitting, misfits, lambda reply: require_same_feedback(replies, reply))
     return Agreement(law, same, others, fitting, misfits)
 
 

@@ -184,18 +184,31 @@ def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> Fee
     return united([wanted for reply in drafters if (wanted := wish_from(reply)) is not None])
 
 
-def require_same_feedback(all_: FeedbackWanted, reply: drafter_pb2.GetModelInfoResponse) -> None:
+def require_same_feedback(
+    drafters: Sequence[drafter_pb2.GetModelInfoResponse], reply: drafter_pb2.GetModelInfoResponse
+) -> None:
     """Refuse a drafter that wants other feedback than a text says for all.
+
+    Args:
+        drafters: all that fit.
+        reply: of one of them.
 
     Raises:
         Unavailable: it does.
     """
-    wanted = wish_from(reply)
-    if wanted is not None and wanted.asks and wanted.said != all_.said:
+    wanted, all_ = wish_from(reply), feedback_of_all(drafters)
+    if wanted is None or not wanted.asks or wanted.said == all_.said:
+        return
+    who = f"a drafter ({reply.info.model})"
+    if wanted.layers and wanted.has_states_of(all_) and any(each.learns for each in drafters):
         raise Unavailable(
-            f"a drafter ({reply.info.model}) reads other hidden states or predictions than the"
-            " first one does: drafters that read any must read the same"
+            f"{who} {'learns' if reply.learns else 'does not learn'}, unlike the first one that"
+            " reads the same hidden states: set ONLINE for all of them, or for none"
         )
+    raise Unavailable(
+        f"{who} reads other hidden states or predictions than the first one does: drafters that"
+        " read any must read the same"
+    )
 
 
 _ENTRY_BYTES = 6

@@ -235,6 +235,28 @@ async def test_drafters_that_read_hidden_states_read_the_same(made: Made) -> Non
     assert not wanted.takes(target.reply)
 
 
+@pytest.mark.parametrize(
+    ("learns", "says"), [((True, False), "does not learn"), ((False, True), "learns")]
+)
+async def test_of_replicas_of_a_head_all_learn_or_none(
+    made: Made, learns: tuple[bool, bool], says: str
+) -> None:
+    """The sentence names the setting."""
+    target, *drafters = made.target(hidden_size=8), *(made.drafter(hidden_size=8) for _ in range(2))
+    target.reply.feedback_layers.append(1)
+    for replica, own in zip(drafters, learns, strict=True):
+        replica.reply.learns = own
+        replica.reply.feedback.layers.append(1)
+        replica.reply.feedback.hidden_dtype = common_pb2.HIDDEN_DTYPE_BFLOAT16
+        if own:
+            replica.reply.feedback.top = 64
+            replica.reply.feedback.predicted_at = common_pb2.PREDICTED_AT_KEPT
+    agreed = agree([target], drafters, None)
+    assert agreed.drafters == drafters[:1]
+    assert f"{says}, unlike the first one" in str(agreed.misfits[drafters[1]])
+    assert "set ONLINE for all of them, or for none" in str(agreed.misfits[drafters[1]])
+
+
 async def test_a_text_goes_on_only_where_its_limits_are_kept(made: Made) -> None:
     began = capabilities_of([made.target().reply], [])
     for changes, takes in (

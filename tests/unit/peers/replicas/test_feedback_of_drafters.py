@@ -43,16 +43,16 @@ def test_a_wish_that_only_a_later_version_knows_is_a_wish() -> None:
 @pytest.mark.parametrize("known", [NONE, TOP])
 def test_all_that_ask_ask_the_same(known: common_pb2.FeedbackSpec) -> None:
     first = reply(later(1, known), probes=2)
-    said = feedback_of_all([reply(), first])
+    drafters = [reply(), first]
     for same in (reply(), reply(probes=7), first, reply(later(1, known))):
-        require_same_feedback(said, same)
+        require_same_feedback(drafters, same)
     for other in (
         later(2, known),
         later(1, common_pb2.FeedbackSpec(top=1)),
         TOP.SerializeToString(),
     ):
         with pytest.raises(Unavailable, match="reads other hidden states or predictions"):
-            require_same_feedback(said, reply(other))
+            require_same_feedback(drafters, reply(other))
 
 
 def test_a_text_has_room_for_the_most_probes_of_any() -> None:
