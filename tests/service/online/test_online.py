@@ -19,6 +19,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2, prefix_cache_pb2
 from tandem.drafter.v1 import learning_pb2
 from tandem.errors import StartupError
+from tandem.inference.decoder import Decoder
 from tandem.online.kept_text import TOP
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.exactness import CELLS, Case, counts_at, target_law
@@ -82,7 +83,9 @@ async def test_it_asks_for_rows_and_says_that_it_learns(drafter: Served) -> None
     assert told_.pure
     assert told_.info.weights_version == 0
     # A device's memory is divided for the KV caches of later weights.
-    assert drafter.servicer.loaded.models[0]._options.renews
+    (model,) = drafter.servicer.loaded.models
+    assert isinstance(model, Decoder)
+    assert model._options.renews
 
 
 async def test_a_text_is_kept_with_its_rows(drafter: Served) -> None:
