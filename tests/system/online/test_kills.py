@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 # A dozen of them are held out; eight have to be.
 _TEXTS = 112
-_KILLS, _WRITERS = 200, 3
+_KILLS, _KILLS_OF_A_HEAD, _WRITERS = 200, 20, 3
 # Changes of weights after which a drafter has little left to gain.
 _UPDATES = 2
 
@@ -101,7 +101,7 @@ def text(services: Trio, seed: int, nodes: int = 0) -> pb.CompleteResponse:
 
 
 @pytest.mark.parametrize(
-    "method", ["model", *(pytest.param(name, marks=HEADS) for name in ("medusa", "hydra"))]
+    "method", ["model", *(pytest.param(name, marks=HEADS) for name in ("medusa", "hydra", "eagle"))]
 )
 def test_a_trainer_learns_and_ends_with_its_drafter(
     method: str, near_pair: tuple[Path, Path], tmp_path: Path
@@ -153,16 +153,23 @@ def anew(services: Trio) -> int:
     "tests/unit/online/test_state.py, test_a_trainer_learns_and_ends_with_its_drafter",
 )
 @pytest.mark.timeout(5400)
-def test_kills_at_any_moment_break_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["model", "eagle"])
+def test_kills_at_any_moment_break_nothing(
+    method: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Of trainer and drafter in turn, under texts: half of them while new weights are written,
     taken, or just served, the others at any moment."""
     folder, numbers = tmp_path / "state", random.Random(1)
-    stopping, seeds = threading.Event(), iter(range(1 << 30))
-    with learning(tmp_path, pair) as services:
+    stopping, seeds, nodes = threading.Event(), iter(range(1 << 30)), 0
+    kills = _KILLS
+    if is_head(method):
+        pair = save_blank_head(tmp_path / "head", method, pair[1]), pair[1]
+        kills, nodes = _KILLS_OF_A_HEAD, 8
+    with learning(tmp_path, pair, method) as services:
 
         def write() -> None:
             while not stopping.is_set():
-                assert text(services, next(seeds)).summary.new_tokens == 40
+                assert text(services, next(seeds), nodes).summary.new_tokens == 40
 
         def offered(than: int) -> Callable[[], bool]:
             """Whether something is offered that was not there before, or was taken."""
@@ -175,7 +182,7 @@ def test_kills_at_any_moment_break_nothing(pair: tuple[Path, Path], tmp_path: Pa
         with ThreadPoolExecutor(_WRITERS) as pool:
             writing = [pool.submit(write) for _ in range(_WRITERS)]
             try:
-                for kill in range(_KILLS):
+                for kill in range(kills):
                     (pid,) = wait_until(lambda: trainers(folder))
                     if kill % 4 < 2:
                         wait_until(offered(before))
@@ -203,5 +210,5 @@ def test_kills_at_any_moment_break_nothing(pair: tuple[Path, Path], tmp_path: Pa
                 stopping.set()
             for each in writing:
                 each.result()
-        assert text(services, 0).summary.new_tokens == 40
-    assert updates >= _KILLS // 8, "few weights changed, and so little was tried"
+        assert text(services, 0, nodes).summary.new_tokens == 40
+    assert updates >= kills // 8, "few weights changed, and so little was tried"
