@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from benchmarks.measure.environment import RESULTS, keep, target_dtype
+from benchmarks.measure.environment import RESULTS, keep, result_file, target_dtype
 from benchmarks.measure.tables import table_of
 from benchmarks.peers.installation import CACHE, checkpoints, converted, install
 from benchmarks.peers.plan import FULL, QUICK
@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=target_dtype())
     parser.add_argument("--note", default="", help="kept in the file: what else ran, say")
-    parser.add_argument("--out", type=Path, default=RESULTS / "chats.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "chats.json")
     options = parser.parse_args()
     if mute := [engine.name for engine in options.engines if engine.name not in _TELLING]:
         parser.error(f"{', '.join(mute)} cannot tell when a token comes: {', '.join(_TELLING)} can")

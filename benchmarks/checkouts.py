@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.expand import expand
-from benchmarks.measure.environment import RESULTS, ROOT, keep
+from benchmarks.measure.environment import RESULTS, ROOT, keep, result_file
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import PROMPTS, asked, summaries
@@ -167,7 +167,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=1, help="texts at once")
     parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", type=Path, help="its drafter")
-    parser.add_argument("--out", type=Path, default=RESULTS / "checkouts.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "checkouts.json")
     options = parser.parse_args()
     if not (options.other / "pyproject.toml").is_file():
         parser.error(f"{options.other} is no checkout")

@@ -33,7 +33,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.measure.environment import RESULTS, ROOT, keep
+from benchmarks.measure.environment import RESULTS, ROOT, keep, result_file
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of training a minute")
     parser.add_argument("--minutes", type=float, default=8.0, help="over which texts are spread")
     parser.add_argument("--turns", type=int, default=7, help="frozen and learning")
-    parser.add_argument("--out", type=Path, default=RESULTS / "online.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "online.json")
     parser.add_argument("--picture", type=Path, default=RESULTS / "online.png")
     options = parser.parse_args()
     console = Console()

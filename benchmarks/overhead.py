@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.environment import RESULTS, keep, result_file
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries, token_ids
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help="compare drafts inside the target")
     parser.add_argument("--repeats", type=int, default=1, help="of the whole run")
     parser.add_argument("--per-client", type=int, default=4, help="texts of each client")
-    parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "overhead.json")
     options = parser.parse_args()
     found: list[Cost] = []
     console = Console(width=130)

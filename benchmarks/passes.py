@@ -24,7 +24,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.environment import RESULTS, keep, result_file
 from benchmarks.measure.tables import table_of
 from benchmarks.peers.installation import OPENVINO, checkpoints, converted, install
 from benchmarks.peers.plan import FULL
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["target", "drafter"], default="target")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS / "passes.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "passes.json")
     options = parser.parse_args()
     console = Console(width=180)
     install(OPENVINO, FULL.setup_s, console.print)

@@ -15,13 +15,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.environment import RESULTS, keep, result_file
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked
@@ -130,7 +129,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of texts that grow to their ends")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--engine", default="auto", help="the services' ENGINE")
-    parser.add_argument("--out", type=Path, default=RESULTS / "room.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "room.json")
     options = parser.parse_args()
     loads = {"early": (options.early, _PROMISED), "to the end": (options.late, options.tokens)}
     found: list[Load] = []

@@ -24,7 +24,7 @@ from statistics import median
 
 from rich.console import Console
 
-from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.environment import RESULTS, keep, result_file
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries
@@ -200,7 +200,7 @@ def main() -> None:
     kind.add_argument("--recovery", action="store_true", help="the drafter turns bad and good")
     parser.add_argument("--target", help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", help="its drafter")
-    parser.add_argument("--out", type=Path, help="sizes.json or recovery.json by default")
+    parser.add_argument("--out", type=result_file, help="sizes.json or recovery.json by default")
     options = parser.parse_args()
     console = Console(width=130)
     pair = Pair(options.target, options.drafter, max_length=_MAX_LENGTH)

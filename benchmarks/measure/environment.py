@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from argparse import ArgumentTypeError
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +39,18 @@ def versions(*packages: str) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def result_file(text: str) -> Path:
+    """Of an option: a file that `keep` can write after a long run.
+
+    Raises:
+        ArgumentTypeError: it is a folder.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise ArgumentTypeError(f"{text} is a folder; name a file in it, such as result.json")
+    return path
 
 
 def keep(path: Path, **found: Any) -> None:

@@ -17,12 +17,11 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure.environment import RESULTS, keep, target_dtype
+from benchmarks.measure.environment import RESULTS, keep, result_file, target_dtype
 from benchmarks.peers import report
 from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
@@ -164,7 +163,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget-minutes", type=float, help="for all texts, once loaded")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the target")
     parser.add_argument("--note", default="", help="kept in the file: what else ran, say")
-    parser.add_argument("--out", type=Path, default=RESULTS / "peers.json")
+    parser.add_argument("--out", type=result_file, default=RESULTS / "peers.json")
     return parser.parse_args()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,6 +13,7 @@ from benchmarks.bench import report
 from benchmarks.bench.__main__ import ratios_of, rows_of
 from benchmarks.bench.floor import BareRound, Floor
 from benchmarks.bench.row import DEFAULTS, Row, floors, measured
+from benchmarks.measure.environment import result_file
 from benchmarks.peers.way import Job, Measurement, Way
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.timeline import Timeline
@@ -141,3 +144,10 @@ def test_the_run_off_has_block_over_every_way_of_transformers() -> None:
     sentence = str(found[0])
     assert "Tandem block, drafts of 4 is 2.00 x transformers assisted, drafts of 4" in sentence
     assert "16.0 and 10.0 tokens/s; 3 texts each" in sentence
+
+
+def test_a_folder_cannot_be_the_file_of_results(tmp_path: Path) -> None:
+    """Said before a long run, not at its end."""
+    with pytest.raises(ArgumentTypeError, match="is a folder; name a file"):
+        result_file(str(tmp_path))
+    assert result_file(str(tmp_path / "rows.json")) == tmp_path / "rows.json"
