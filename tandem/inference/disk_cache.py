@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from tandem.inference.hidden_states import Layers
 
 # Increment it whenever `openvino/trace.py` makes different graphs.
-_FORM = 1
+_FORM = 2
 _LIBRARIES = ("openvino", "torch", "transformers")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import openvino as ov
 import torch
 from openvino import opset15 as ops
+from openvino._offline_transformations import apply_moc_transformations
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
@@ -28,7 +29,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from tandem.errors import Unsupported
-from tandem.inference.hidden_states import Layers, Tap
+from tandem.inference.hidden_states import Layers, Tap, stack_states
 from tandem.inference.loading.weights import sharing_weights
 from tandem.inference.passes.torch_modules import refuse_what_is_unknown
 
@@ -69,12 +70,12 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
     """Replaces attention while a model is traced: zeros in the shape of its output.
 
     Args:
-        query: [1, Hq, T, D].
-        key: [1, H, T, D].
-        value: [1, H, T, Dv].
+        query: [T, Hq, 1, D].
+        key: [T, H, 1, D].
+        value: [T, H, 1, Dv].
         layer: index of the layer in the pass.
     """
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+    return query.new_zeros(query.shape[0], 1, query.shape[1], value.shape[3])
 
 
 class _NoCache(Cache):  # type: ignore[misc]
@@ -95,6 +96,9 @@ class _NoCache(Cache):  # type: ignore[misc]
 class _Traced:
     """The model as a function of tokens and weights.
 
+    Each token is a sequence of its own to the model's modules: between heads and tokens there is
+    nothing to transpose then, and only attention would know the difference.
+
     Args:
         model: a private copy; its weights are taken out, and its attention is replaced.
         of_layers: whose hidden states it gives.
@@ -103,6 +107,11 @@ class _Traced:
     def __init__(self, model: PreTrainedModel, of_layers: Layers) -> None:
         self._model = model
         self._tap = Tap(model, of_layers) if of_layers else None
+        self._rows = _EXAMPLE[2]
+        head = model.get_output_embeddings()
+        if head is None:
+            raise Unsupported("a model without an output matrix of its own")
+        head.register_forward_pre_hook(self._take_rows)
         self._owners = _without_weights(model)
         # Attention of each layer, found by a first pass that is not traced.
         self.layers: list[AttentionSpec] = []
@@ -120,20 +129,25 @@ class _Traced:
         """[R, V] logits of tokens [T] at positions [T], for the rows [R] among them; and [S,
         layers, width] hidden states of the rows [S] that come next, if there is a tap. The weights
         are last."""
-        self._layer = 0
+        self._layer, self._rows = 0, rows
         weights = others if self._tap is None else others[1:]
         arguments = {
-            "input_ids": token_ids[None],
-            "position_ids": positions[None],
+            "input_ids": token_ids[:, None],
+            "position_ids": positions[:, None],
             "past_key_values": _NoCache(),
             "use_cache": True,
-            "logits_to_keep": rows,
         }
         for owners, weight in zip(self._owners, weights, strict=True):
             for module, name in owners:
                 setattr(module, name, weight)
-        logits = self._model(**arguments).logits[0]
-        return logits if self._tap is None else (logits, self._tap.take(others[0]))
+        logits = self._model(**arguments).logits[:, 0]
+        if self._tap is None:
+            return logits
+        return logits, stack_states([states[:, 0] for states in self._tap.whole()], others[0])
+
+    def _take_rows(self, head: nn.Module, values: tuple[Tensor]) -> tuple[Tensor]:
+        """The states [R, 1, width] of which logits are wanted."""
+        return (values[0].index_select(0, self._rows),)
 
     def _attend(
         self,
@@ -237,6 +251,9 @@ def _converted(
         free = name in INPUTS
         loaded.set_partial_shape(place, ov.PartialShape([-1] if free else list(example.shape)))
     graph = frontend.convert(loaded)
+    # Transposes around a dimension of 1 become reshapes, and these get constant sizes: OpenVINO
+    # cannot compute a size after paged attention, whose own it knows late.
+    apply_moc_transformations(graph, cf=False)
     for port, name in zip(graph.inputs, names, strict=True):
         port.get_tensor().set_names({name})
     return graph
@@ -256,16 +273,12 @@ def _mark(context: Any, layers: list[AttentionSpec]) -> list[ov.Output]:
         spec.key_heads * spec.value_dim,
     )
     flat = [
-        ops.reshape(
-            ops.transpose(context.get_input(i), np.array([0, 2, 1, 3])),
-            np.array([-1, width]),
-            special_zero=False,
-        )
+        ops.reshape(context.get_input(i), np.array([0, width]), special_zero=True)
         for i, width in enumerate(widths)
     ]
     joined = ops.concat(flat, 1)
     joined.set_friendly_name(f"{MARK} {index:05d} {json.dumps(asdict(spec))}")
-    shape = np.array([1, -1, spec.query_heads, spec.value_dim])
+    shape = np.array([0, 1, spec.query_heads, spec.value_dim])
     taken = ops.slice(
         joined,
         np.array([0]),
@@ -273,4 +286,4 @@ def _mark(context: Any, layers: list[AttentionSpec]) -> list[ov.Output]:
         np.array([1]),
         np.array([1]),
     )
-    return [ops.reshape(taken, shape, special_zero=False).output(0)]
+    return [ops.reshape(taken, shape, special_zero=True).output(0)]
