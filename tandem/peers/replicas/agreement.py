@@ -10,6 +10,7 @@ from tandem.errors import TandemError
 from tandem.peers.grpc.clients import DrafterClient, TargetClient
 from tandem.peers.replicas.compatibility import (
     Law,
+    first_that_asks,
     law_of,
     noting,
     require_feedback,
@@ -73,8 +74,8 @@ def agree(
             require_feedback(each.reply, reply)
 
     fitting = sift(drafters, misfits, require_pair)
-    replies = [replica.reply for replica in fitting]
-    fitting = sift(fitting, misfits, lambda reply: require_same_feedback(replies, reply))
+    first = first_that_asks([replica.reply for replica in fitting])
+    fitting = sift(fitting, misfits, lambda reply: require_same_feedback(first, reply))
     return Agreement(law, same, others, fitting, misfits)
 
 

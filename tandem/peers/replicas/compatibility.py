@@ -184,26 +184,46 @@ def feedback_of_all(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> Fee
     return united([wanted for reply in drafters if (wanted := wish_from(reply)) is not None])
 
 
+def first_that_asks(
+    drafters: Sequence[drafter_pb2.GetModelInfoResponse],
+) -> drafter_pb2.GetModelInfoResponse | None:
+    """The drafter whose feedback a text says for all; None where none wants any."""
+    return next((reply for reply in drafters if (w := wish_from(reply)) and w.asks), None)
+
+
 def require_same_feedback(
-    drafters: Sequence[drafter_pb2.GetModelInfoResponse], reply: drafter_pb2.GetModelInfoResponse
+    first: drafter_pb2.GetModelInfoResponse | None, reply: drafter_pb2.GetModelInfoResponse
 ) -> None:
     """Refuse a drafter that wants other feedback than a text says for all.
 
     Args:
-        drafters: all that fit.
-        reply: of one of them.
+        first: see `first_that_asks`.
+        reply: of a drafter that fits.
 
     Raises:
         Unavailable: it does.
     """
-    wanted, all_ = wish_from(reply), feedback_of_all(drafters)
-    if wanted is None or not wanted.asks or wanted.said == all_.said:
+    wanted, known = wish_from(reply), None if first is None else wish_from(first)
+    if first is None or wanted is None or known is None:
+        return
+    if not wanted.asks or wanted.said == known.said:
         return
     who = f"a drafter ({reply.info.model})"
-    if wanted.layers and wanted.has_states_of(all_) and any(each.learns for each in drafters):
+    # With ONLINE a head reads predictions too.
+    if wanted.layers and reply.learns != first.learns and wanted.at_open.said == known.at_open.said:
         raise Unavailable(
             f"{who} {'learns' if reply.learns else 'does not learn'}, unlike the first one that"
             " reads the same hidden states: set ONLINE for all of them, or for none"
+        )
+    if reply.learns and known.layers and not wanted.layers:
+        raise Unavailable(
+            f"{who} learns and reads no hidden states, and the first one reads some, as heads do:"
+            " set its ONLINE=0, or give it an orchestrator of its own"
+        )
+    if first.learns and wanted.layers and not known.layers:
+        raise Unavailable(
+            f"{who} reads hidden states, as heads do, and the first one ({first.info.model}) learns"
+            " and reads none: set ONLINE=0 there, or give it an orchestrator of its own"
         )
     raise Unavailable(
         f"{who} reads other hidden states or predictions than the first one does: drafters that"

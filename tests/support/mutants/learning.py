@@ -117,6 +117,13 @@ OF_ONLINE = (
         (_SERVED,),
     ),
     Mutant(
+        "online: heads of other layers are told to set ONLINE alike",
+        "tandem/peers/replicas/compatibility.py",
+        "reply.learns != first.learns and wanted.at_open.said == known.at_open.said:",
+        "True:",
+        ("tests/unit/peers/replicas/test_feedback_of_drafters.py",),
+    ),
+    Mutant(
         "online: a text that began before a reset is kept",
         "tandem/online/learning.py",
         "current = heard.epoch == self._epoch and not self.status.frozen",
