@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from tandem.errors import Unavailable, Unsupported, first_line
+from tandem.errors import StartupError, Unavailable, Unsupported, first_line
 from tandem.online.holdout import Holdout
 from tandem.online.kept_text import NO_STATES, HeardText, KeptStates, KeptText
 from tandem.online.order import Order
@@ -113,7 +113,8 @@ class Learning:
         self._texts: deque[tuple[float, HeardText]] = deque(maxlen=_MOST_WAITING)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._trainer: TrainerProcess | None = None
-        self._pause, self._start_at, self._prune_at = _LEAST_PAUSE, clock(), clock()
+        self._pauses = dict.fromkeys(("trainer", "weights"), _LEAST_PAUSE)
+        self._start_at = self._prune_at = clock()
         self._renews = False
         if not folder.saves:
             self._say_problem(
@@ -151,13 +152,14 @@ class Learning:
         self._call(lambda: self._freeze(frozen))
 
     def reset(self) -> int:
-        """Forget what was learnt and kept; the version of the checkpoint's weights from now on.
+        """Forget what was kept, and then what was learnt; the version of the checkpoint's weights
+        from now on.
 
         Raises:
             Unavailable: the drafter is stopping, or still chooses what computes its passes.
             Unsupported: the folder cannot be written.
             OSError: texts or state cannot be removed.
-            StartupError, MemoryError: the passes cannot be made; all is as before.
+            MemoryError: the passes cannot be made: what was learnt stays, and no text.
         """
         return self._call(self._reset)
 
@@ -266,11 +268,15 @@ class Learning:
         self._calls.put(note)
 
     def _fail(self, why: str) -> None:
-        """No trainer is at work; the next one begins later."""
+        """No trainer is at work."""
+        self._begin_later("trainer", why)
+
+    def _begin_later(self, about: str, why: str) -> None:
+        """Another trainer begins after a pause, of twice the length each time."""
         self._end_trainer()
-        self._start_at = self._clock() + self._pause
-        self._pause = min(2 * self._pause, _MOST_PAUSE)
-        self._say_problem("trainer", why)
+        self._start_at = self._clock() + self._pauses[about]
+        self._pauses[about] = min(2 * self._pauses[about], _MOST_PAUSE)
+        self._say_problem(about, why)
 
     def _hear(self, said: dict[str, Any]) -> None:
         if "problem" in said:
@@ -281,7 +287,7 @@ class Learning:
             return
         measured, fault = said["measured"], said["fault"]
         overlap = {name: measured[name] for name in ("served", "trained")}
-        self._pause = _LEAST_PAUSE
+        self._pauses["trainer"] = _LEAST_PAUSE
         self._say_problem("trainer", "")
         self._note(overlap=overlap, steps=measured["steps"], forgotten=measured["home"])
         if fault:
@@ -293,20 +299,18 @@ class Learning:
         try:
             take = self._renew(self.status.version + 1, offer)
             learnt = self._folder.take(offer)
-        except Exception as error:  # the weights that are served go on; the trainer has others
-            self._fail_weights(f"new weights are not taken: {first_line(error)}")
+        except Exception as error:  # the weights that are served go on
+            # The trainer holds them for served: another one begins with the weights that are.
+            self._begin_later("weights", f"new weights are not taken: {first_line(error)}")
+            with suppress(OSError):
+                offer.unlink(missing_ok=True)
             return
         take()
+        self._pauses["weights"] = _LEAST_PAUSE
         self._say_problem("weights", "")
         self._note(version=learnt.version, updates=learnt.updates)
         figures = {name: round(value, 4) for name, value in measured.items()}
         _log.info("new weights", version=learnt.version, **figures)
-
-    def _fail_weights(self, why: str) -> None:
-        """Another trainer begins with the weights that are served."""
-        self._end_trainer()
-        self._start_at = self._clock() + self._pause
-        self._say_problem("weights", why)
 
     def _freeze(self, frozen: bool) -> None:
         self._folder.write(replace(self._folder.learnt, frozen=frozen))
@@ -319,20 +323,26 @@ class Learning:
     def _reset(self) -> int:
         if not self._folder.saves:
             raise Unsupported(f"{self._folder.path} cannot be written: there is nothing to forget")
-        if not self._renews:
-            raise Unavailable("the drafter still chooses what computes its passes; try again")
-        version = self.status.version + 1
-        take = self._renew(version, None)
         self._end_trainer()
         self._epoch += 1
-        self._folder.begin_again()
-        take()
-        self._note(version=version, held_texts=0, overlap={}, forgotten=0.0)
+        self._folder.forget_texts()
+        self._note(held_texts=0, overlap={}, forgotten=0.0)
+        if self._folder.learnt.weights:
+            if not self._renews:
+                raise Unavailable("the drafter still chooses what computes its passes; try again")
+            try:
+                take = self._renew(self.status.version + 1, None)
+            except (MemoryError, StartupError) as error:
+                why = f"the texts are forgotten, what was learnt from them is not: {error}"
+                raise MemoryError(why) from error
+            learnt = self._folder.begin_again()
+            take()
+            self._note(version=learnt.version)
         for name in ("texts", "trainer", "weights"):
             self._say_problem(name, "")
-        self._start_at, self._pause = self._clock(), _LEAST_PAUSE
-        _log.info("what was learnt is forgotten", version=version)
-        return version
+        self._start_at, self._pauses = self._clock(), dict.fromkeys(self._pauses, _LEAST_PAUSE)
+        _log.info("what was learnt is forgotten", version=self.status.version)
+        return self.status.version
 
     def _note(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)

@@ -4,7 +4,8 @@ state.json              which weights are served, and whether learning is frozen
 weights/00000007.safetensors
 replay/                 texts, see `Replay`
 offers/                 weights that the trainer wrote, until they are taken or turned down
-home.safetensors        texts that the drafter wrote about what it is for
+home.safetensors        texts that the drafter wrote about what it is for; of a head those that its
+                        target wrote, or those of ONLINE_HOME
 """
 
 from __future__ import annotations
@@ -113,8 +114,19 @@ class StateFolder:
             except OSError as error:
                 raise StartupError(f"ONLINE_FOLDER: {error}") from None
 
+    def forget_texts(self) -> None:
+        """Remove texts and what was learnt from them since the newest version.
+
+        Raises:
+            OSError: there is no right to.
+        """
+        for name in ("replay", "offers"):
+            with suppress(FileNotFoundError):
+                shutil.rmtree(self.path / name)
+        (self.path / "home.safetensors").unlink(missing_ok=True)
+
     def begin_again(self, *, anew: bool = False) -> Learnt:
-        """Serve the checkpoint's weights as a further version, and remove all that was kept.
+        """Serve the checkpoint's weights as a further version, and forget the texts.
 
         Args:
             anew: the checkpoint is another one.
@@ -123,11 +135,7 @@ class StateFolder:
             OSError: as `write`.
         """
         # First: a process that is killed here has forgotten too much, and not too little.
-        for name in ("replay", "offers"):
-            with suppress(FileNotFoundError):
-                shutil.rmtree(self.path / name)
-        if anew:
-            (self.path / "home.safetensors").unlink(missing_ok=True)
+        self.forget_texts()
         learnt = replace(self.learnt, version=self.learnt.version + 1, weights="")
         self.write(replace(learnt, of="", updates=0) if anew else learnt)
         self._forget_others()

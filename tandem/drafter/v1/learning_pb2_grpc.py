@@ -78,9 +78,10 @@ class LearningServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetLearning(self, request, context):
-        """ResetLearning forgets what was learnt and all texts that were kept: new sequences are drafted
-        with the checkpoint's weights, as a further weights_version. Open sequences keep theirs. Learning
-        goes on, unless it is frozen. Safe to retry: each call counts one version.
+        """ResetLearning forgets all texts that were kept, and then what was learnt: new sequences are
+        drafted with the checkpoint's weights, as a further weights_version where they were others. Open
+        sequences keep theirs. Learning goes on, unless it is frozen. Where its weights have no room, the
+        texts are forgotten all the same. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

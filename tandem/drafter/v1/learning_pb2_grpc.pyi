@@ -120,9 +120,10 @@ class LearningServiceStub(typing.Generic[_LearningServiceGetLearningType, _Learn
     """GetLearning says how far it is. Changes nothing; safe to retry."""
 
     ResetLearning: _LearningServiceResetLearningType
-    """ResetLearning forgets what was learnt and all texts that were kept: new sequences are drafted
-    with the checkpoint's weights, as a further weights_version. Open sequences keep theirs. Learning
-    goes on, unless it is frozen. Safe to retry: each call counts one version.
+    """ResetLearning forgets all texts that were kept, and then what was learnt: new sequences are
+    drafted with the checkpoint's weights, as a further weights_version where they were others. Open
+    sequences keep theirs. Learning goes on, unless it is frozen. Where its weights have no room, the
+    texts are forgotten all the same. Safe to retry.
     """
 
     FreezeLearning: _LearningServiceFreezeLearningType
@@ -170,9 +171,10 @@ class LearningServiceServicer(metaclass=abc.ABCMeta):
         request: tandem.drafter.v1.learning_pb2.ResetLearningRequest,
         context: _ServicerContext,
     ) -> typing.Union[tandem.drafter.v1.learning_pb2.ResetLearningResponse, collections.abc.Awaitable[tandem.drafter.v1.learning_pb2.ResetLearningResponse]]:
-        """ResetLearning forgets what was learnt and all texts that were kept: new sequences are drafted
-        with the checkpoint's weights, as a further weights_version. Open sequences keep theirs. Learning
-        goes on, unless it is frozen. Safe to retry: each call counts one version.
+        """ResetLearning forgets all texts that were kept, and then what was learnt: new sequences are
+        drafted with the checkpoint's weights, as a further weights_version where they were others. Open
+        sequences keep theirs. Learning goes on, unless it is frozen. Where its weights have no room, the
+        texts are forgotten all the same. Safe to retry.
         """
 
     @abc.abstractmethod

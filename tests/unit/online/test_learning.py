@@ -149,18 +149,31 @@ def test_weights_that_are_turned_down_are_not(drafter: Drafter) -> None:
 def test_weights_that_cannot_be_taken_leave_those_that_serve(
     drafter: Drafter, fault: Exception
 ) -> None:
-    """The trainer holds them for served, so another one begins with what is."""
-    drafter.fault = fault
-    drafter.trainer.offer()
-    wait_until(lambda: "not taken" in drafter.learning.status.problem)
-    drafter.look()
-    assert drafter.trainer.killed
-    drafter.fault = None
-    drafter.now += 1.01
-    wait_until(drafter.has_trainers(2))
+    """The trainer holds them for served, so another one begins with what is: later and later, also
+    where it measures before."""
+    for count, pause in enumerate((1, 2, 4), 1):
+        drafter.fault = fault
+        drafter.trainer.say({"measured": {**MEASURED, "steps": 25}, "fault": "nothing gained"})
+        drafter.trainer.offer()
+        wait_until(lambda: not drafter.learning.status.training)
+        drafter.look()
+        assert "not taken" in drafter.learning.status.problem
+        assert drafter.trainer.killed
+        assert not any((drafter.folder / "offers").iterdir())
+        drafter.fault = None
+        drafter.now += pause - 0.01
+        drafter.look()
+        assert len(drafter.trainers) == count
+        drafter.now += 0.02
+        wait_until(drafter.has_trainers(count + 1))
     drafter.trainer.offer(b"next")
     wait_until(lambda: drafter.learning.status.version == 1)
     assert drafter.served == [(1, b"next")]
+    drafter.fault = fault
+    drafter.trainer.offer()
+    wait_until(lambda: not drafter.learning.status.training)
+    drafter.now += 1.01  # some were taken meanwhile
+    wait_until(drafter.has_trainers(5))
 
 
 def test_a_trainer_that_dies_is_started_again_later_and_later(drafter: Drafter) -> None:
@@ -251,8 +264,7 @@ def test_before_passes_are_chosen_nothing_is_renewed(tmp_path: Path) -> None:
     found.keep(1)
     found.look()
     assert found.trainers == []
-    with pytest.raises(Unavailable, match="still chooses"):
-        found.learning.reset()
+    assert found.learning.reset() == 0
     found.learning.freeze(frozen=True)
     found.learning.freeze(frozen=False)
     found.learning.begin()
@@ -278,12 +290,36 @@ def test_a_reset_forgets_all(drafter: Drafter) -> None:
     assert drafter.learning.status.version == 2
 
 
-def test_a_reset_that_fails_changes_nothing(drafter: Drafter) -> None:
-    drafter.fault = MemoryError("no room")
-    with pytest.raises(MemoryError):
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_reset_without_room_for_weights_forgets_the_texts(drafter: Drafter, chosen: bool) -> None:
+    """Nor does it wait for the choice of what computes passes."""
+    drafter.trainer.offer(b"better")
+    wait_until(lambda: drafter.learning.status.version == 1)
+    for number in range(8):
+        drafter.keep(number)
+    wait_until(lambda: drafter.learning.status.held_texts == 8)
+    drafter.fault, drafter.learning._renews = MemoryError("no room"), chosen
+    sentence = "the texts are forgotten, .* is not: no room" if chosen else "still chooses"
+    with pytest.raises(MemoryError if chosen else Unavailable, match=sentence):
         drafter.learning.reset()
-    assert drafter.learning.status.version == 0
-    assert drafter.learning.status.training
+    assert drafter.learning.replay.files() == []
+    status = drafter.learning.status
+    assert (status.version, status.held_texts, status.overlap) == (1, 0, {})
+    assert drafter.trainers[0].killed
+    drafter.learning.begin()
+    wait_until(drafter.has_trainers(2))
+    assert drafter.trainer.order.weights.endswith("00000001.safetensors")
+
+
+def test_where_nothing_was_learnt_a_reset_makes_no_passes(drafter: Drafter) -> None:
+    drafter.fault = MemoryError("no room")
+    for number in range(8):
+        drafter.keep(number)
+    wait_until(lambda: drafter.learning.status.held_texts == 8)
+    assert drafter.learning.reset() == 0
+    assert drafter.learning.status.held_texts == 0
+    assert drafter.learning.replay.files() == []
+    wait_until(drafter.has_trainers(2))
 
 
 def test_a_full_disk_is_said_and_serving_goes_on(
