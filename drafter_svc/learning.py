@@ -69,7 +69,7 @@ def learning_of(
         learnt = LearntWeights(version, path, model.about.weights_fingerprint)
         if isinstance(model, Head):
             return model.with_learnt(learnt)
-        return model.renewed(read_checkpoint(replace(source, learnt=learnt)))
+        return model.renewed(lambda: read_checkpoint(replace(source, learnt=learnt)))
 
     keeps, target = NO_STATES, ""
     if isinstance(model, Head):

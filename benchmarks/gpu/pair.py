@@ -100,7 +100,7 @@ class Measured:
         """Capture passes anew, for texts of this length.
 
         Raises:
-            LeftOut: they cannot be captured; the log says why.
+            LeftOut: they cannot be captured, and why.
         """
         backend = self.backend
         if backend.device.type != "cuda":
@@ -109,15 +109,15 @@ class Measured:
         gc.collect()
         torch.cuda.empty_cache()
         began = time.perf_counter()
-        with torch.inference_mode(), capture_logs() as logs:
-            capture_passes(backend, GRAPH_ROWS, longest)
+        with torch.inference_mode(), capture_logs():
+            why = capture_passes(backend, GRAPH_ROWS, longest)
             if self.name == "drafter":
                 capture_chains(backend, GRAPH_ROWS, longest, astuple(TRUNCATION))
         torch.cuda.synchronize()
         self.told[f"captured for {longest}, s"] = time.perf_counter() - began
         self.told["graphs of"] = longest
         if backend.graphs is None:
-            raise LeftOut(f"{self.name}: no captured passes for {longest}: {logs[-1:]}")
+            raise LeftOut(f"{self.name}: no captured passes for {longest}: {why}")
 
     @contextmanager
     def texts(self, count: int, context: int, room: int) -> Iterator[list[SequenceCache]]:

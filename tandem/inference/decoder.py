@@ -20,7 +20,7 @@ from tandem.inference.compatibility import check_support
 from tandem.inference.feed import Feed
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.size import Room, cache_size, memory_left
+from tandem.inference.kv.size import Room, cache_size, gib, memory_left, told_without_room
 from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.loading.partial import ModelPart
 from tandem.inference.model import Model
@@ -35,8 +35,8 @@ from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
-# KV caches that a device has room for where weights change: that of the present ones, that of new
-# ones, and as much again for their passes and for texts that are open with earlier ones.
+# KV caches that a device is to have room for where weights change: of the present version, of the
+# next one, and of two earlier ones that texts may be open with.
 _POOLS = 4
 
 
@@ -106,23 +106,32 @@ class Decoder(Model):
         # Bytes of a device that passes take beside weights and pools; 0 where it is not measured.
         self.pass_memory = options.passes
         self._options = options
-        self._start(model, options)
+        self._weight_bytes = sum(each.nbytes for each in model.parameters())
+        self._start(model)
         with torch.inference_mode():
-            self._capture(self._backends.current)
+            of_passes, of_chains = self._capture(self._backends.current)
+        if of_passes:
+            said = "passes are launched operator by operator, not as CUDA graphs"
+            _log.warning(said, reason=of_passes)
+        if of_chains:
+            _log.warning("each token of a draft takes a pass of its own", reason=of_chains)
 
-    def _capture(self, backend: Backend) -> None:
-        """Capture its small passes, where attention takes a batch in one call."""
+    def _capture(self, backend: Backend) -> tuple[str, str]:
+        """Capture its small passes and its chains, where attention takes a batch in one call; why
+        either fails, empty where it does not."""
         options = self._options
         if not options.graph_rows or not backend.in_one_call:
-            return
+            return "", ""
         longest = min(options.longest, self.about.max_length, backend.pool.positions)
-        capture_passes(backend, options.graph_rows, longest)
-        if options.chains is not None and self._masked is None:
-            capture_chains(backend, options.graph_rows, longest, options.chains)
+        of_passes = capture_passes(backend, options.graph_rows, longest)
+        if options.chains is None or self._masked is not None:
+            return of_passes, ""
+        return of_passes, capture_chains(backend, options.graph_rows, longest, options.chains)
 
-    def _start(self, model: PreTrainedModel, options: DecoderOptions) -> None:
+    def _start(self, model: PreTrainedModel) -> None:
         """Check that the model can be served, choose what computes it, and make the pool."""
         check_support(model)
+        options = self._options
         with torch.inference_mode():
             choice = choose_backend(
                 model,
@@ -133,7 +142,7 @@ class Decoder(Model):
                 options.views,
             )
             backend = choice.backend
-            room = self._room(backend, options)
+            room = self._room(backend)
             positions = cache_size(self.device, backend.pool.bytes_per_position, room)
             try:
                 for each in filter(None, (backend, choice.for_trees)):
@@ -147,12 +156,14 @@ class Decoder(Model):
         self._record = choice.record
         self.improving = choice.trial is not None
 
-    def _room(self, backend: Backend, options: DecoderOptions) -> Room:
+    def _room(self, backend: Backend) -> Room:
         """For the KV pool; a device's largest pass is measured, which needs a pool too."""
+        options = self._options
         longest = min(options.longest, self.about.max_length)
         at_most = max(options.at_most, longest)
-        pools = _POOLS if options.renews else 1
-        room = Room(options.cache_tokens, at_most, options.share, kept=options.kept, pools=pools)
+        room = Room(options.cache_tokens, at_most, options.share, kept=options.kept)
+        if self.device.type == "cuda" and options.renews:
+            room = room._replace(pools=_POOLS, weights=self._weight_bytes)
         if self.device.type != "cuda" or not options.largest.rows:
             return room
         captured = options.graph_rows if backend.in_one_call else 0
@@ -209,38 +220,45 @@ class Decoder(Model):
         Raises:
             MemoryError: there is no room for its KV pool besides the present one.
         """
-        self._give_room_beside(faster, self.about.weights_version)
+        self._require_room([faster])
+        _give_room(faster, self.positions, self.about.weights_version)
         self._backends.succeed(faster)
         self.pass_times = pass_times
 
-    def _give_room_beside(self, backend: Backend, version: int) -> None:
-        """Make a pool besides those that serve.
+    def _require_room(self, backends: Sequence[Backend], weights: int = 0) -> None:
+        """Refuse pools besides those that serve where they have no room.
+
+        Args:
+            backends: of the keys that the pools are to hold.
+            weights: bytes of weights that are not loaded yet.
 
         Raises:
-            MemoryError: there is no room for it.
+            MemoryError: there is none, with the numbers.
         """
-        positions, each = self.positions, backend.pool.bytes_per_position
-        share = self._options.share if self.device.type == "cuda" else 1
-        # What its passes take may be free now, and is taken again.
-        if positions * each > (memory_left(self.device, share) - self.pass_memory) // 2:
-            raise MemoryError(f"no room for a second KV cache of {positions} tokens")
-        _give_room(backend, positions, version)
+        pools = sum(self.positions * each.pool.bytes_per_position for each in backends)
+        device = self.device.type == "cuda"
+        left = memory_left(self.device, self._options.share if device else 1)
+        # What a device's passes take may be free now, and is taken again. Half of a CPU's memory is
+        # for other programs.
+        needed = weights + self.pass_memory + pools * (1 if device else 2)
+        if needed > left:
+            beside = f" and {gib(weights)} of weights" if weights else ""
+            raise MemoryError(
+                f"no room for a second KV cache of {self.positions} tokens{beside}:"
+                f" {self.device} needs {gib(needed)}, and {gib(left)} are left"
+            )
 
-    def renewed(self, checkpoint: LoadedCheckpoint) -> Callable[[], None]:
+    def renewed(self, read: Callable[[], LoadedCheckpoint]) -> Callable[[], None]:
         """See `Model`. Captured passes read weights where these were: new weights have passes of
         their own, which are captured again."""
         if self._backends.num_earlier > len(self._backends.serving):
             raise MemoryError("texts are open with two versions of the weights already")
-        model, version = checkpoint.model.eval(), checkpoint.about.weights_version
-        made = []
-        with torch.inference_mode():
-            for before in self._backends.serving:
-                backend = like(before, model, self._record)
-                self._give_room_beside(backend, version)
-                self._capture(backend)
-                if (before.graphs and not backend.graphs) or (before.chains and not backend.chains):
-                    raise MemoryError("passes with new weights cannot be captured")
-                made.append(backend)
+        with told_without_room():
+            self._require_room(self._backends.serving, self._weight_bytes)
+            checkpoint = read()
+            model, version = checkpoint.model.eval(), checkpoint.about.weights_version
+            with torch.inference_mode():
+                made = [self._like(before, model, version) for before in self._backends.serving]
 
         def take() -> None:
             for backend in made:
@@ -248,6 +266,21 @@ class Decoder(Model):
             self.about = replace(self.about, weights_version=version)
 
         return take
+
+    def _like(self, before: Backend, model: PreTrainedModel, version: int) -> Backend:
+        """A back end of the same kind for other weights, with a pool of its own.
+
+        Raises:
+            MemoryError: fewer of its passes can be captured.
+        """
+        backend = like(before, model, self._record)
+        _give_room(backend, self.positions, version)
+        reasons = self._capture(backend)
+        captured = zip(_captured(backend), _captured(before), strict=True)
+        if any(own < known for own, known in captured):
+            why = "; ".join(filter(None, reasons)) or "there is no room for all sizes"
+            raise MemoryError(f"passes with new weights cannot be captured: {why}")
+        return backend
 
     @property
     def engine(self) -> str:
@@ -312,6 +345,11 @@ class Decoder(Model):
             self.forward_passes += len(drawn)
             self.fed_tokens += len(drawn) * len(feeds)
         return drawn
+
+
+def _captured(backend: Backend) -> tuple[int, int]:
+    """How many sizes of passes are captured, and of chains."""
+    return len(list(backend.graphs or ())), len(list(backend.chains or ()))
 
 
 def _give_room(backend: Backend, positions: int, version: int) -> None:

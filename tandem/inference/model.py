@@ -152,12 +152,13 @@ class Model(ABC):
         """
         return None
 
-    def renewed(self, checkpoint: LoadedCheckpoint) -> Callable[[], None]:
+    def renewed(self, read: Callable[[], LoadedCheckpoint]) -> Callable[[], None]:
         """Make passes with other weights, of the kinds that serve now. Slow; from any thread, but
         not before `improve` has ended.
 
         Args:
-            checkpoint: the same one with other weights.
+            read: gives the same checkpoint with other weights; it is not read where there is no
+                room for it.
 
         Returns:
             Gives them to new sequences; open ones keep theirs.
@@ -165,7 +166,8 @@ class Model(ABC):
         Raises:
             Unsupported: its weights cannot change while it serves.
             StartupError: the passes cannot be made.
-            MemoryError: there is no room for a further KV cache, or to capture the passes.
+            MemoryError: there is no room for the weights and a further KV cache, or to capture the
+                passes.
         """
         raise Unsupported(f"the weights of {self.about.name} cannot change while it serves")
 

@@ -179,7 +179,7 @@ def like(before: Backend, model: PreTrainedModel, record: StartRecord | None) ->
     Args:
         before: that kind.
         model: on the same device.
-        record: of the model; None on a device.
+        record: of the model; None where it is not on a CPU.
 
     Raises:
         StartupError: it cannot be made.

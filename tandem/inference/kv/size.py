@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from tandem.errors import StartupError
+from tandem.errors import StartupError, first_line
 
 # Largest share of a CPU's free memory for the KV pool, and the share that it takes by itself: the
 # rest is for logits and distributions, and for other programs on the machine.
@@ -30,7 +31,9 @@ class Room(NamedTuple):
         share: of the device's memory, for all that this process has there.
         passes: bytes of a device beside weights and pool, for its largest pass; not of a CPU.
         kept: positions of a device that are left for pools of other keys of the model.
-        pools: such pools that a device has room for, where `cache_tokens` does not say their size.
+        weights: bytes of a device that are left for later weights.
+        pools: KV caches of this size that a device is to have room for; two of them where
+            `cache_tokens` says the size.
     """
 
     cache_tokens: int
@@ -38,6 +41,7 @@ class Room(NamedTuple):
     share: float = 1.0
     passes: int = 0
     kept: int = 0
+    weights: int = 0
     pools: int = 1
 
 
@@ -55,26 +59,47 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
     """
     free = free_memory(device)
     most, own = int(free * _MOST_OF_MEMORY), int(free * _OF_MEMORY * room.share)
-    has = f"{device} has {_gib(free)} free"
+    has = f"{device} has {gib(free)} free"
     if device.type == "cuda":
-        kept = room.passes + room.kept * bytes_each
+        kept = room.passes + room.weights + room.kept * bytes_each
         most = max(memory_left(device, room.share) - kept - RESERVED, 0)
         own = most // room.pools
-        has += f", {_gib(most)} of it beside its passes and within MEMORY_SHARE"
+        later = f", later weights of {gib(room.weights)}" if room.weights else ""
+        has += f", {gib(most)} of it beside its passes{later} and within MEMORY_SHARE"
     positions = room.cache_tokens or min(room.at_most, own // bytes_each)
     if not positions:
         more = "lower TOKEN_BUDGET" if room.share == 1 else "raise MEMORY_SHARE"
+        more += " or set ONLINE=0" if room.pools > 1 else ""
         raise StartupError(f"there is no memory for a KV cache: {has}; {more}")
-    if positions * bytes_each > most:
-        takes = _gib(positions * bytes_each)
+    takes = positions * bytes_each
+    if takes > most:
         raise StartupError(
-            f"a KV cache of {positions} tokens takes {takes}, {has}; lower CACHE_TOKENS"
+            f"a KV cache of {positions} tokens takes {gib(takes)}, {has}; lower CACHE_TOKENS"
+        )
+    if room.pools > 1 and 2 * takes > most:
+        raise StartupError(
+            f"ONLINE: a KV cache of {positions} tokens and one for later weights take"
+            f" {gib(2 * takes)}, {has}; lower CACHE_TOKENS, raise MEMORY_SHARE or set ONLINE=0"
         )
     return positions
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Bytes in a sentence."""
     return f"{size / 2**30:.1f} GiB"
+
+
+@contextmanager
+def told_without_room() -> Iterator[None]:
+    """Tell a device's lack of memory as Python tells that of a CPU.
+
+    Raises:
+        MemoryError: in place of torch's own error, which is none.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(first_line(error)) from error
 
 
 def memory_left(device: torch.device, share: float) -> int:

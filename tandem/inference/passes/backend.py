@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -30,12 +30,18 @@ class Pass(Protocol):
 class CapturedPasses(Protocol):
     """Captured passes for batches of certain sizes."""
 
+    def __iter__(self) -> Iterator[Any]:
+        """Those of each size."""
+
     def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], PassOutput] | None:
         """The captured pass that can compute a batch; None if there is none."""
 
 
 class CapturedChains(Protocol):
     """Captured passes with draws between them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Those of each size."""
 
     def draw_on(self, feeds: Sequence[Feed], asked: npt.NDArray[np.float64]) -> Tensor | None:
         """What the first steps drew that can be computed at once; None where none can."""

@@ -254,13 +254,16 @@ def _fitting(packing: Packing) -> Callable[[TileSizes], bool]:
     return lambda room: room.fit(rows, tiles[room.size], behind)
 
 
-def capture_passes(backend: Backend, rows: int, longest: int) -> None:
-    """Make a back end compute its small batches by graphs; one warning if that fails.
+def capture_passes(backend: Backend, rows: int, longest: int) -> str:
+    """Make a back end compute its small batches by graphs.
 
     Args:
         backend: attends in one call, and has its final pool.
         rows: of the largest batch.
         longest: longest text to expect, in positions.
+
+    Returns:
+        Why that fails; empty where it does not.
     """
     began, before = time.monotonic(), torch.cuda.memory_reserved()
     try:
@@ -276,9 +279,7 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
         )
         _check(backend, graphs)
     except Exception as error:  # a model's own code, and a device's
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        _log.warning("passes are launched operator by operator, not as CUDA graphs", reason=reason)
-        return
+        return f"{type(error).__name__}: {first_line(error)}"
     backend.graphs = graphs
     _log.info(
         "passes captured as CUDA graphs",
@@ -287,19 +288,23 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
         seconds=round(time.monotonic() - began, 1),
         mebibytes=(torch.cuda.memory_reserved() - before) >> 20,
     )
+    return ""
 
 
-def capture_chains(backend: Backend, rows: int, longest: int, cut: Cut) -> None:
-    """Make a back end with captured passes draw chains by graphs; one warning if that fails.
+def capture_chains(backend: Backend, rows: int, longest: int, cut: Cut) -> str:
+    """Make a back end with captured passes draw chains by graphs.
 
     Args:
         backend: has its captured passes, and its final pool.
         rows: of the largest batch.
         longest: longest text to expect, in positions.
         cut: of the distributions that are drawn from.
+
+    Returns:
+        Why that fails; empty where it does not, or there are none to capture.
     """
     if backend.graphs is None or not 0 < cut[1] <= draws.WIDEST:
-        return
+        return ""
     began = time.monotonic()
     memory = torch.cuda.graph_pool_handle() if backend.device.type == "cuda" else None
     try:
@@ -312,15 +317,14 @@ def capture_chains(backend: Backend, rows: int, longest: int, cut: Cut) -> None:
         )
         _check_chains(backend, chains)
     except Exception as error:  # a model's own code, and a device's
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        _log.warning("each token of a draft takes a pass of its own", reason=reason)
-        return
+        return f"{type(error).__name__}: {first_line(error)}"
     backend.chains = chains
     _log.info(
         "chains captured as CUDA graphs",
         sizes=len(list(chains)),
         seconds=round(time.monotonic() - began, 1),
     )
+    return ""
 
 
 def _check(backend: Backend, graphs: Graphs) -> None:

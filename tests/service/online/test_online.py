@@ -6,20 +6,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import torch
 
 from drafter_svc.loading import load
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2, prefix_cache_pb2
 from tandem.drafter.v1 import learning_pb2
 from tandem.errors import StartupError
+from tandem.inference import decoder as decoders
 from tandem.inference.decoder import Decoder
+from tandem.inference.kv import size
 from tandem.online.kept_text import TOP
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.exactness import CELLS, Case, counts_at, target_law
@@ -82,10 +85,22 @@ async def test_it_asks_for_rows_and_says_that_it_learns(drafter: Served) -> None
     assert told_.learns
     assert told_.pure
     assert told_.info.weights_version == 0
-    # A device's memory is divided for the KV caches of later weights.
+
+
+async def test_a_device_that_it_learns_on_has_room_for_later_weights(
+    drafter: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (model,) = drafter.servicer.loaded.models
     assert isinstance(model, Decoder)
-    assert model._options.renews
+    each = model.pool.bytes_per_position
+    monkeypatch.setattr(decoders, "memory_of_passes", lambda *_: 0)
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
+    room, weights = model._room(model.backend), 4 * model.about.parameters
+    for caches, fits in ((2, True), (1.9, False)):
+        free = size.RESERVED + weights + int(caches * 2048 * each)
+        monkeypatch.setattr(size, "free_memory", lambda device, free=free: free)
+        with nullcontext() if fits else pytest.raises(StartupError, match="ONLINE=0"):
+            assert size.cache_size(model.device, each, room) == 2048
 
 
 async def test_a_text_is_kept_with_its_rows(drafter: Served) -> None:

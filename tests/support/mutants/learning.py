@@ -140,8 +140,8 @@ OF_ONLINE = (
     Mutant(
         "online: new weights compute into the pool of the old ones",
         "tandem/inference/decoder.py",
-        "            self._give_room_beside(backend, version)\n                self._capture",
-        "            backend.pool = before.pool\n                self._capture",
+        "        _give_room(backend, self.positions, version)\n        reasons",
+        "        backend.pool = before.pool\n        reasons",
         (_SERVED,),
     ),
     Mutant(
@@ -162,6 +162,7 @@ OF_ONLINE = (
 
 _HEADS = "tests/unit/online/heads/test_learning_heads.py"
 _CAPTURED = "tests/unit/inference/passes/test_cuda_graphs.py"
+_SIZES = "tests/unit/inference/kv/test_size.py"
 _SERVED_HEADS = "tests/service/online/test_heads.py"
 
 OF_ONLINE_HEADS = (
@@ -287,23 +288,58 @@ OF_ONLINE_HEADS = (
     Mutant(
         "online: new weights are computed by the captured passes of the old ones",
         "tandem/inference/decoder.py",
-        "                self._capture(backend)\n",
-        "                backend.graphs, backend.chains = before.graphs, before.chains\n",
+        "reasons = self._capture(backend)\n",
+        'reasons, backend.graphs, backend.chains = ("", ""), before.graphs, before.chains\n',
         (_CAPTURED,),
     ),
     Mutant(
-        "online: new weights are served without captured passes",
+        "online: new weights are served with fewer captured passes",
         "tandem/inference/decoder.py",
-        'raise MemoryError("passes with new weights cannot be captured")',
-        "pass",
+        "any(own < known for own, known in captured)",
+        "not any(own for own, _ in captured)",
         (_CAPTURED,),
+    ),
+    Mutant(
+        "online: new weights are served without captured chains",
+        "tandem/inference/decoder.py",
+        "return len(list(backend.graphs or ())), len(list(backend.chains or ()))",
+        "return len(list(backend.graphs or ())), 0",
+        ("tests/unit/inference/passes/test_chains.py",),
     ),
     Mutant(
         "online: a device's memory is the KV cache's of the first weights",
         "tandem/inference/decoder.py",
-        "pools = _POOLS if options.renews else 1",
-        "pools = 1",
-        ("tests/unit/inference/kv/test_size.py",),
+        "room._replace(pools=_POOLS, weights=self._weight_bytes)",
+        "room",
+        (_SIZES,),
+    ),
+    Mutant(
+        "online: later weights take no memory of a device",
+        "tandem/inference/kv/size.py",
+        "kept = room.passes + room.weights + room.kept * bytes_each",
+        "kept = room.passes + room.kept * bytes_each",
+        (_SIZES,),
+    ),
+    Mutant(
+        "online: weights are read and have no room then",
+        "tandem/inference/decoder.py",
+        "needed = weights + self.pass_memory + pools",
+        "needed = self.pass_memory + pools",
+        (_SIZES,),
+    ),
+    Mutant(
+        "online: weights without room are learnt again at once",
+        "tandem/online/learning.py",
+        "self._pauses[about] = min(2 * self._pauses[about], _MOST_PAUSE)",
+        "pass",
+        (_LEARNING,),
+    ),
+    Mutant(
+        "online: texts stay where the checkpoint's weights have no room",
+        "tandem/online/learning.py",
+        "        self._folder.forget_texts()\n",
+        "",
+        (_LEARNING,),
     ),
     Mutant(
         "online: a drafter that learns is loaded as one that does not",

@@ -60,7 +60,20 @@ def test_a_gpus_pool_takes_what_weights_and_passes_leave(
     assert cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, passes, kept=100)) == found - 100
     # Where there are to be several such pools.
     assert cache_size(CUDA, EACH, Room(0, ANY_LENGTH, share, passes, pools=4)) == found // 4
-    assert cache_size(CUDA, EACH, Room(found, 1000, share, passes, pools=4)) == found
+    assert cache_size(CUDA, EACH, Room(found // 2, 1000, share, passes, pools=4)) == found // 2
+
+
+def test_a_gpu_has_room_for_later_weights_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before there are any: later ones would be refused for ever."""
+    device_with(monkeypatch, RESERVED + 10 * GIB)
+    room = Room(0, ANY_LENGTH, weights=2 * GIB, pools=4)
+    assert cache_size(CUDA, EACH, room) == 2 * GIB // EACH
+    most = 4 * GIB // EACH
+    assert cache_size(CUDA, EACH, room._replace(cache_tokens=most)) == most
+    with pytest.raises(StartupError, match=r"ONLINE: .* take 8.0 GiB, .*lower CACHE_TOKENS, raise"):
+        cache_size(CUDA, EACH, room._replace(cache_tokens=most + 1))
+    with pytest.raises(StartupError, match=r"later weights of 10.0 GiB .* or set ONLINE=0"):
+        cache_size(CUDA, EACH, room._replace(weights=10 * GIB))
 
 
 def test_services_that_share_a_device_have_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +232,35 @@ def test_a_decoder_measures_before_it_makes_its_pool(
     options = DecoderOptions(
         cache_tokens, 10, share=0.5, largest=LargestPass(40, 24), graph_rows=16, longest=ANY_LENGTH
     )
-    room = own._room(own.backend, options)
+    own._options = options
+    room = own._room(own.backend)
     assert told == ([] if asked is None else [asked])
     assert room == Room(cache_tokens, 512, 0.5, 0 if asked is None else 77)
-    renewed = own._room(own.backend, replace(options, renews=True))
-    assert renewed == room._replace(pools=4)
+    own._options = replace(options, renews=True)
+    assert own._room(own.backend) == (
+        room if asked is None else room._replace(weights=own._weight_bytes, pools=4)
+    )
+    assert own._weight_bytes == 4 * own.about.parameters
+
+
+@pytest.mark.parametrize(("device", "takes"), [("cuda", 64 * EACH), ("cpu", 2 * 64 * EACH)])
+def test_later_weights_are_read_where_they_have_room(
+    monkeypatch: pytest.MonkeyPatch, device: str, takes: int
+) -> None:
+    """Beside passes, and within the share of a device; of a CPU half stays free."""
+    own = decoder_over(random_llama(1), "room", cache_tokens=64, engine="torch")
+    own.device, own.pass_memory = torch.device(device), 70
+    own._options = DecoderOptions(share=0.5)
+    needed = own._weight_bytes + 70 + takes
+    held, total = 1000, 2 * (needed + 1000) if device == "cuda" else 0
+    device_with(monkeypatch, needed + (1 << 20) * (device == "cuda"), total=total, held=held)
+    own._require_room(own._backends.serving, own._weight_bytes)
+
+    def full() -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory\nand more")
+
+    with pytest.raises(MemoryError, match=r"^CUDA out of memory$"):
+        own.renewed(full)
+    device_with(monkeypatch, needed - 1 if device == "cpu" else GIB, total=total - 2, held=held)
+    with pytest.raises(MemoryError, match=r"KV cache of 64 tokens and 0.0 GiB of weights: c"):
+        own.renewed(lambda: pytest.fail("it was read"))

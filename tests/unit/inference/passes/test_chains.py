@@ -17,12 +17,16 @@ from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence, go_on
 from tandem.engine.asks import Truncation
 from tandem.engine.stepper import Stepper
+from tandem.errors import Unsupported
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import ONE, WORDS, Tiles, TileSizes, one_row_each
 from tandem.inference.decoder import Decoder
+from tandem.inference.description import describe
+from tandem.inference.loading.checkpoint import LoadedCheckpoint
 from tandem.inference.passes import chains, one_call
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes.backend import Backend
+from tandem.inference.passes.backends import Backends
 from tandem.speculation.draft import Draft
 from tandem.speculation.prepared_outcome import PreparedOutcome
 from tandem.speculation.request.sampling import Sampling
@@ -219,15 +223,52 @@ def without_chains(
 def test_without_room_for_them_chains_are_not_captured(
     without_chains: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with capture_logs() as logs:
-        graph.capture_chains(without_chains, 8, LONGEST, (0.99, 0))
-        assert without_chains.chains is None
-        assert logs == []
-        monkeypatch.setattr(graph, "capture", lambda *_: 1 / 0)
-        graph.capture_chains(without_chains, 8, LONGEST, CUT)
-    (log,) = logs
-    assert log["event"] == "each token of a draft takes a pass of its own"
+    assert graph.capture_chains(without_chains, 8, LONGEST, (0.99, 0)) == ""
     assert without_chains.chains is None
+    monkeypatch.setattr(graph, "capture", lambda *_: 1 / 0)
+    assert graph.capture_chains(without_chains, 8, LONGEST, CUT).startswith("ZeroDivisionError")
+    assert without_chains.chains is None
+
+
+def test_new_weights_have_captured_chains_or_are_not_taken(
+    of_llama: tuple[Decoder, Decoder, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, bare, recorder = of_llama
+    row = next(row for row in SUPPORTED if row.model_type == "llama")
+
+    def read() -> LoadedCheckpoint:
+        model = build(row)
+        return LoadedCheckpoint(model, replace(describe(model, "tiny"), weights_version=1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "_backends", Backends(decoder.backend))
+        patch.setattr(decoder, "about", decoder.about)
+        before, recordings = decoder.backend.chains, len(recorder.recordings)
+        decoder.renewed(read)()
+        assert decoder.backend.chains not in (None, before)
+        own = recorder.recordings[recordings:]
+        assert same(drafts(decoder, SAMPLINGS, [[3] * 5]), drafts(bare, SAMPLINGS, [[3] * 5]))
+        assert any(recording.replays for recording in own)
+
+    def fail(*_: Any) -> None:
+        raise Unsupported("drawn from another row")
+
+    monkeypatch.setattr(graph, "_check_chains", fail)
+    with (
+        capture_logs() as logs,
+        pytest.raises(MemoryError, match="cannot be captured: Unsupported: drawn from another row"),
+    ):
+        decoder.renewed(read)
+    assert not [line for line in logs if line["log_level"] == "warning"]
+
+
+def test_a_start_without_captured_chains_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_check_chains", lambda *_: 1 / 0)
+    with capture_logs() as logs, captured("llama") as (decoder, _, _):
+        assert decoder.backend.graphs is not None
+    (log,) = [line for line in logs if line["log_level"] == "warning"]
+    assert log["event"] == "each token of a draft takes a pass of its own"
+    assert log["reason"].startswith("ZeroDivisionError")
 
 
 @torch.inference_mode()
@@ -253,11 +294,9 @@ def test_chains_that_draw_from_other_rows_are_not_used(
         return found
 
     monkeypatch.setattr(chains.ChainGraph, "__call__", drawn)
-    with capture_logs() as logs:
-        graph.capture_chains(without_chains, 8, LONGEST, CUT)
-    (log,) = logs
+    why = graph.capture_chains(without_chains, 8, LONGEST, CUT)
     by = "by another number" if wrong == "another number" else "from another row"
-    assert f"of a chain is drawn {by}" in log["reason"]
+    assert f"of a chain is drawn {by}" in why
     assert without_chains.chains is None
 
 

@@ -201,7 +201,7 @@ def test_new_weights_have_captured_passes_of_their_own(
             expected.append(following(own, cache))
     assert not torch.allclose(expected[0], expected[1], atol=1e-2)
     with reserved(decoder, 1) as (old,):
-        take = decoder.renewed(learnt(row, 1))
+        take = decoder.renewed(lambda: learnt(row, 1))
         graphs, replays = decoder.backend.graphs, recorder.replays
         take()
         assert decoder.backend.graphs not in (None, graphs)
@@ -217,8 +217,12 @@ def test_new_weights_have_captured_passes_of_their_own(
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(graph, "capture", refuse)
-    with pytest.raises(MemoryError, match="cannot be captured"):
-        decoder.renewed(learnt(row, 2))
+    with (
+        capture_logs() as logs,
+        pytest.raises(MemoryError, match="cannot be captured: RuntimeError: CUDA error: out of"),
+    ):
+        decoder.renewed(lambda: learnt(row, 2))
+    assert not [line for line in logs if line["log_level"] == "warning"]  # the old ones go on
     assert decoder.about.weights_version == 1
     with reserved(decoder, 1) as (new,):
         assert torch.allclose(following(decoder, new), expected[1], atol=NOISE)
@@ -331,6 +335,7 @@ def test_the_largest_sizes_are_left_out_where_memory_is_short(
             raise torch.OutOfMemoryError("CUDA out of memory")
         making(self, **given)
 
+    whole = pair_of(ARCHITECTURES[0])[0]
     monkeypatch.setattr(Graph, "__init__", make)
     with capture_logs() as logs:
         decoders = pair_of(ARCHITECTURES[0])
@@ -339,6 +344,10 @@ def test_the_largest_sizes_are_left_out_where_memory_is_short(
     replays = recorder.replays
     assert serve(decoders, random.Random(3), 5) < NOISE
     assert recorder.replays > replays
+    # New weights have all the sizes of those before, or are not taken.
+    decoders[0].renewed(lambda: learnt(ARCHITECTURES[0], 1))
+    with pytest.raises(MemoryError, match="cannot be captured: there is no room for all sizes"):
+        whole.renewed(lambda: learnt(ARCHITECTURES[0], 1))
 
 
 # Mutants: what stays as it was captured.
