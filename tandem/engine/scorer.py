@@ -42,7 +42,8 @@ class HeadScorer(Scorer, Protocol):
         reads: layers of the target whose states it is fed, see `FeedbackSpec` in common.proto.
         hidden_size: numbers of a state.
         made_for: weights fingerprint of its target; empty for any.
-        remembers: whether it reads all features of a run; else the newest one alone.
+        remembers: whether it has a KV cache, and reads all features of an unbroken run; else the
+            newest one alone.
         depths: most tokens of a path that it drafts.
         acceptance: by depth and sibling rank, as its files say; unchecked. () where they do not.
     """

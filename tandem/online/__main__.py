@@ -118,7 +118,7 @@ def head_learner(order: Order, rest: Callable[[], None]) -> WeightsInTraining:
         load_weights(model, Path(order.weights))
     longest = TargetParts(order.target).longest if order.target else LENGTH + 1
     length, kept = min(LENGTH, longest - 1), Path(order.folder) / "home.safetensors"
-    home = head_home(order.target, order.home, length, kept, head.reads)
+    home = head_home(order.target, order.home, length, kept, head.reads, rest)
     return HeadLearner(head, model, home, rest)
 
 

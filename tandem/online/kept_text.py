@@ -14,9 +14,10 @@ from tandem.speculation.feedback import Feedback, FeedbackWanted, Row
 
 # Likeliest tokens of a row that are told and kept.
 TOP = 64
-# Rows of a text that are kept, of the rejected places first: 0.8 MiB. Fewer where the target's
-# hidden states at these places would take more than 2 MiB, or where they must follow each other.
-_MOST_ROWS, _MOST_STATE_BYTES, _MOST_IN_A_RUN = 2048, 1 << 21, 512
+# Rows of a text that are kept, of the rejected places first: 0.8 MiB. Fewer for a head that
+# remembers states, which are kept in an unbroken run; and where the target's hidden states at these
+# places would take more than 2 MiB.
+_MOST_ROWS, _MOST_REMEMBERED, _MOST_STATE_BYTES = 2048, 512, 1 << 21
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,17 +60,17 @@ class KeptStates:
     Attributes:
         bytes: of the states of a place; 0 for a drafter that reads none.
         depths: rows after a state that are learnt from it.
-        in_a_run: whether the places must follow each other: a decoder layer sees those before.
+        remembers: whether the head does, see `HeadScorer`: the places follow each other.
     """
 
     bytes: int = 0
     depths: int = 0
-    in_a_run: bool = False
+    remembers: bool = False
 
     @property
     def most_rows(self) -> int:
         """Of a text."""
-        most = _MOST_IN_A_RUN if self.in_a_run else _MOST_ROWS
+        most = _MOST_REMEMBERED if self.remembers else _MOST_ROWS
         return min(most, _MOST_STATE_BYTES // self.bytes) if self.bytes else most
 
 
@@ -153,7 +154,7 @@ class HeardText:
     def _chosen(self) -> list[_HeardRow]:
         """Rejected places first, with the places whose states are learnt with them, in the order of
         the text; or the run of places with the most rejected ones, the longest of those."""
-        if self.keeps.in_a_run:
+        if self.keeps.remembers:
             return self._run()
         next_rejected = np.inf
         near = set()

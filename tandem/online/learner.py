@@ -284,12 +284,14 @@ class Learner(WeightsInTraining):
             said = self._with_rest(each)
             own = self._rows(self.model, each)
             yield loss(_DIVERGENCE, own, said, each.following).sum() * share / max(rows, 1)
+            self._rest()
         places = home[:, 1:].numel()
         for part in torch.split(home, self._at_once):
             with torch.no_grad():
                 first = TargetRows(_log_rows(self._first, part))
             own = self.model(input_ids=part[:, :-1], use_cache=False).logits
             yield loss(_DIVERGENCE, own, first, part[:, 1:]).sum() * (1 - share) / places
+            self._rest()
 
     def _parts(self, texts: Sequence[KeptText]) -> Iterator[Sequence[KeptText]]:
         for begin in range(0, len(texts), self._at_once):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,14 +46,14 @@ class EagleWeights:
     Attributes:
         fuse: of token and state into one width (EAGLE), or of the states of several layers.
         fuse_bias: of it; None for none.
-        layer: over pairs of a state and a token: a `HeadLayer`, or a `PieceLayer`.
+        layer: over pairs of a state and a token.
         norms: EAGLE-3's, of tokens, of states, and at the end; None for EAGLE.
         normed_residual: whether EAGLE-3's residual is taken after the norm.
     """
 
     fuse: Tensor
     fuse_bias: Tensor | None
-    layer: Any
+    layer: HeadLayer | PieceLayer
     norms: Sequence[Callable[[Tensor], Tensor]] | None
     normed_residual: bool
 
@@ -62,7 +61,7 @@ class EagleWeights:
         """[n, width] what the layer reads of features [n, layers * width]."""
         return features if self.norms is None else linear(features, self.fuse, self.fuse_bias)
 
-    def found(
+    def forward(
         self, tokens: Tensor, states: Tensor, layer: Callable[..., Tensor]
     ) -> tuple[Tensor, Tensor]:
         """What the layer makes of pairs, and what the output matrix reads of it.
@@ -117,7 +116,8 @@ class EagleHead(Head):
         self._norm_output = files.normed_output
         weights = self._formed(placed)
         self._serve(HeadWeights(0, weights))
-        layer: HeadLayer = weights.layer
+        layer = weights.layer
+        assert isinstance(layer, HeadLayer)
         hidden_size = int(files.config.get("target_hidden_size") or layer.width)
         self._describe(len(self._embedding), hidden_size)
         source.require_width(hidden_size)
@@ -147,8 +147,9 @@ class EagleHead(Head):
         weights: EagleWeights = self._weights_of(feeds[0]).parts
         batch = PackedBatch.of(feeds, self.device)
         tokens = self._embedding.index_select(0, batch.token_ids[0])
+        assert isinstance(weights.layer, HeadLayer)
         layer = partial(weights.layer, batch=batch, pool=self._pool)
-        found, ends = weights.found(tokens, self._states(feeds, weights), layer)
+        found, ends = weights.forward(tokens, self._states(feeds, weights), layer)
         self._keep(feeds, ends if self._norm_output else found)
         return self.logits(ends if batch.rows is None else ends.index_select(0, batch.rows), 1)
 
@@ -163,23 +164,21 @@ class EagleHead(Head):
     def _learns(self, name: str) -> bool:
         return name.startswith(("fc.", "midlayer.", _AT)) or name == "norm.weight"
 
-    def _formed(self, tensors: Mapping[str, Tensor]) -> EagleWeights:
-        return self._of(_named(tensors), self._made_layer)
-
-    def _made_layer(self, tensors: Mapping[str, Tensor]) -> HeadLayer:
-        return HeadLayer(self._source.files.layer_config, tensors, wide=self._fused)
-
-    def _of(
-        self, tensors: Mapping[str, Tensor], make: Callable[..., HeadLayer | PieceLayer]
-    ) -> EagleWeights:
-        own, norms = within(tensors, _AT), []
+    def _formed(self, tensors: Mapping[str, Tensor], like: HeadLayer | None = None) -> EagleWeights:
+        """See `Head`; over pieces where the layer that they are like is given."""
+        named = _named(tensors)
+        own, norms = within(named, _AT), []
         if self._fused:
             norms = [own.pop(f"{name}.weight") for name in ("input_layernorm", "hidden_norm")]
-            norms.append(tensors["norm.weight"])
-        layer = make(own)
+            norms.append(named["norm.weight"])
+        layer: HeadLayer | PieceLayer
+        if like is None:
+            layer = HeadLayer(self._source.files.layer_config, own, wide=self._fused)
+        else:
+            layer = like.over_pieces(own)
         return EagleWeights(
-            tensors["fc.weight"],
-            tensors.get("fc.bias"),
+            named["fc.weight"],
+            named.get("fc.bias"),
             layer,
             [layer.norm(weight) for weight in norms] or None,
             self._source.files.normed_residual,
@@ -189,12 +188,11 @@ class EagleHead(Head):
         self, weights: HeadParameters, states: Tensor, paths: Tensor, piece: Tensor
     ) -> list[Tensor]:
         """See `Head`; behind the first depth it reads its own guesses."""
-        layer: HeadLayer = self._weights.parts.layer
-        parts, pieces = self._of(_named(weights.by_name), layer.over_pieces), Pieces(piece)
-        tokens = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)
+        parts = self._formed(weights.by_name, self._weights.parts.layer)
+        pieces, tokens = Pieces(piece), embedding(paths, self._embedding)
         before, reads = pieces.padded(parts.fused(states.flatten(1))), []
         for token in tokens.unbind(1):
-            found, ends = parts.found(pieces.padded(token), before, parts.layer)
+            found, ends = parts.forward(pieces.padded(token), before, parts.layer)
             before = ends if self._norm_output else found
             reads.append(pieces.flat(ends))
         return reads

@@ -24,7 +24,7 @@ from tandem.inference.heads.parameters import HeadParameters
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.kv.size import Room, cache_size
+from tandem.inference.kv.size import Room, cache_size, told_without_room
 from tandem.inference.loading.learnt_weights import LearntWeights, put_in
 from tandem.inference.model import Model
 from tandem.inference.output import PassOutput
@@ -110,8 +110,8 @@ class HeadWeights:
         parts: in the family's own form.
     """
 
-    version: int = 0
-    parts: Any = None
+    version: int
+    parts: Any
 
 
 @dataclass(eq=False, slots=True)
@@ -160,6 +160,8 @@ class Head(Model):
     learnt_depths: int
     guesses_states = False
 
+    # Of new sequences.
+    _weights: HeadWeights
     # Of a decoder layer, for a head that has one.
     _pool: KVPool | None = None
 
@@ -167,7 +169,6 @@ class Head(Model):
         files, own = source.files, source.files.own
         self.device, self._dtype, self._source = source.device, source.dtype, source
         self._open: WeakSet[HeadWeights] = WeakSet()
-        self._serve(HeadWeights())
         fingerprint = tensors_fingerprint(tensors, [files.config, str(source.dtype)])
         # Its texts end where the target's do.
         self.about = Description(
@@ -206,7 +207,7 @@ class Head(Model):
 
     @property
     def remembers(self) -> bool:
-        """Whether it holds something of all features that it was fed."""
+        """Whether it has a KV cache, of all features that it was fed."""
         return self._pool is not None
 
     @property
@@ -298,8 +299,8 @@ class Head(Model):
         Args:
             weights: see `trained`.
             states: [n, layers, width] of the target.
-            paths: [n, depths] int64, the tokens after each state; a depth d reads the first d at
-                most.
+            paths: [n, depths] int64, the tokens after each state, ids that the head has; a depth d
+                reads the first d at most.
             piece: [n] int64, see `Pieces`: a decoder layer sees the states of the same piece.
 
         Returns:
@@ -327,14 +328,15 @@ class Head(Model):
         Raises:
             OtherCheckpoint: they were learnt from another head.
             StartupError: they cannot be read.
-            MemoryError: texts are open with two versions already.
+            MemoryError: texts are open with two versions already, or there is no room.
         """
         if len(self._open) > _MOST_EARLIER:
             raise MemoryError("texts are open with two versions of the weights already")
         trained = self.trained()
         put_in(trained, self.about.weights_fingerprint, learnt)
         named = {name: each.detach() for name, each in trained.named_parameters()}
-        weights = HeadWeights(learnt.version, self._formed(self._source.placed(named)))
+        with told_without_room():
+            weights = HeadWeights(learnt.version, self._formed(self._source.placed(named)))
 
         def take() -> None:
             self._serve(weights)

@@ -161,9 +161,10 @@ class HydraHead(Head):
             return self._embedding[:0]
         features = features_of(feeds, self.device, self._dtype)[:, 0]
         ends = ends_of(feeds, self.device)
-        if weights.prefix is None or weights.prefix_norm is None:
+        if weights.prefix is None:
             return features[ends]
         assert self._pool is not None
+        assert weights.prefix_norm is not None
         found = weights.prefix(features, PackedBatch.of(feeds, self.device), self._pool)
         return weights.prefix_norm(found[ends])
 
@@ -193,8 +194,7 @@ class HydraHead(Head):
             layer = prefix.over_pieces(within(named, f"{_PREFIX}layers.0."))
             found = layer.norm(named[f"{_PREFIX}norm.weight"])(layer(pieces.padded(states)))
             states = pieces.flat(found)
-        embedded = embedding(paths.clamp(max=self.vocab_size - 1), self._embedding)
-        inputs = torch.cat([states[:, None], embedded], 1).flatten(1)
+        inputs = torch.cat([states[:, None], embedding(paths, self._embedding)], 1).flatten(1)
         return [
             guess(blocks, inputs[:, : (2 + k) * self.hidden_size])
             for k, blocks in enumerate(_blocks_of(named, self._source.files, self.hidden_size))

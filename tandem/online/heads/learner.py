@@ -18,10 +18,9 @@ from tandem.online.heads.roots import Roots, roots_of
 from tandem.online.kept_text import KeptText
 from tandem.online.learner import HOME_TEXTS, LENGTH, Measured, WeightsInTraining
 
-# Roots of a text in a step, and of a text that is measured on; those of a head whose decoder layer
-# sees what came before them.
-_ROOTS, _MEASURED_ROOTS = 128, 96
-_SEEING_ROOTS = LENGTH
+# Roots of a text in a step, and of a text that is measured on; both of a head that remembers the
+# states before them.
+_ROOTS, _MEASURED_ROOTS, _REMEMBERED_ROOTS = 128, 96, LENGTH
 _DIVERGENCE = "tvd"
 # By how many nats the row of a state, as it is kept, may be nearer to the tokens that came than the
 # target's own row of that place, which is less rounded.
@@ -35,8 +34,8 @@ class HeadLearner(WeightsInTraining):
 
     A step's loss is Σ λ^(k - 1) ℓ_k over depths k (Medusa, arXiv 2401.10774, equation 1), where ℓ_k
     is the mean distance from the target's rows k places after the states, of the traffic and of
-    home texts. That of guessed states has their smooth L1 distance from the target's too (EAGLE,
-    arXiv 2401.15077).
+    home texts. Where a head guesses states, ℓ_k also has their smooth L1 distance from the target's
+    (EAGLE, arXiv 2401.15077).
 
     Args:
         head: of the checkpoint's weights, float32, on the CPU.
@@ -54,9 +53,9 @@ class HeadLearner(WeightsInTraining):
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._head = head
-        seeing = head.remembers
-        self._most = _SEEING_ROOTS if seeing else _ROOTS
-        self._most_measured = _SEEING_ROOTS if seeing else _MEASURED_ROOTS
+        self._most, self._most_measured = _ROOTS, _MEASURED_ROOTS
+        if head.remembers:
+            self._most = self._most_measured = _REMEMBERED_ROOTS
         self._at_once = rows_at_once(self._most * head.learnt_depths, head.vocab_size)
         half = len(home) // 2
         self._home, self._home_held_out = home[:half], home[half:]
@@ -79,11 +78,13 @@ class HeadLearner(WeightsInTraining):
                     for found, count in zip(self._by_depth(self.model, roots), counts, strict=True)
                 ]
                 yield discounted(losses) * share
+                self._rest()
 
     def _distance(
         self, roots: Roots, said: TargetRows, read: Tensor, logits: Tensor, rows: Tensor
     ) -> Tensor:
-        """[r] of what a depth says from the target's rows, see `_by_depth`."""
+        """[r] the loss of each row of a depth: the distance from the target's row, and of a guessed
+        state from the target's state there. The arguments are those of `_by_depth`."""
         found = loss(_DIVERGENCE, logits, _at(said, rows), roots.following[rows])
         if self._head.guesses_states:
             states = roots.states[rows, -1]
@@ -111,7 +112,7 @@ class HeadLearner(WeightsInTraining):
 
     def _with_rest(self, roots: Roots) -> TargetRows:
         """The target's rows; what they do not say is that of the states at their places. Where the
-        head does not read the last ones, they are taken to say all."""
+        head reads no last states, rows without a sum count as whole."""
         if not self._head.reads_last:
             return roots.told.said
         return roots.told.with_rest(lambda: self._of_states(roots))

@@ -29,8 +29,6 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.heads import MTP, family_of, save_blank_head
 from tests.support.waiting import until
 from tests.support.wire.fakes import generation
-from tests.support.wire.steps import open_draft
-from tests.support.wire.talk import Talk
 
 _TEXTS = 60
 
@@ -175,25 +173,6 @@ async def test_what_a_head_learnt_outlives_the_process(learning: Learning, tmp_p
     other = save_blank_head(tmp_path / "other", info.drafter, learning.target, seed=5)
     with pytest.raises(StartupError, match=r"learnt from weights \w{12}.*ONLINE_ANEW=true"):
         load(DrafterSettings(model=str(other), **keys, **folder))
-
-
-async def test_a_sequence_of_an_eagle_head_finds_nothing_of_another_version(
-    random_pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Nor of its own: a head shares no prefixes."""
-    head = save_blank_head(tmp_path / "head", "eagle", random_pair[1])
-    keys = {"method": "eagle", "target": str(random_pair[1])}
-    async with (
-        AsyncExitStack() as stack,
-        drafting(stack, head, tmp_path / "state", **keys) as drafter,
-    ):
-        for version in range(2):
-            talk = Talk(drafter.draft())
-            opened = (await talk.ask(open_draft(token_ids=[1, 2, 3, 4] * 12))).opened
-            assert (opened.weights_version, opened.cached_tokens) == (version, 0)
-            await drafter.change(drafter.servicer.loaded.models[0].trained())
-            await talk.call.done_writing()
-            await talk.end()
 
 
 def test_home_texts_of_a_head_need_its_target(

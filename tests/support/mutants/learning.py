@@ -351,8 +351,8 @@ OF_ONLINE_HEADS = (
     Mutant(
         "online heads: what trains a layer holds the files' weights beside later ones",
         "tandem/inference/heads/eagle.py",
-        "        layer: HeadLayer = weights.layer\n",
-        "        layer: HeadLayer = weights.layer\n        self._layer = layer\n",
+        "        layer = weights.layer\n",
+        "        layer = self._layer = weights.layer\n",
         (_HEADS,),
     ),
     Mutant(

@@ -132,7 +132,7 @@ def test_states_take_two_mib_of_a_text_at_most() -> None:
 
 def test_a_head_with_a_decoder_layer_keeps_one_run_of_places() -> None:
     """The one with the most rejected places; what came after a gap is none of it."""
-    text = HeardText([5], keeps=KeptStates(4, 2, in_a_run=True))
+    text = HeardText([5], keeps=KeptStates(4, 2, remembers=True))
     assert text.keeps.most_rows == 512
     for number in range(900):
         if number == 300:  # a target that told nothing
@@ -147,7 +147,7 @@ def test_a_head_with_a_decoder_layer_keeps_one_run_of_places() -> None:
     assert len(kept.places) == 512
     assert (np.diff(kept.places) == 1).all()
     assert kept.rejected.sum() == 26
-    short = HeardText([5], keeps=KeptStates(4, 2, in_a_run=True))
+    short = HeardText([5], keeps=KeptStates(4, 2, remembers=True))
     for number, place in enumerate((0, 2, 8, 10, 12)):
         short.token_ids = [5] * (place + 1)
         short.hear([1, 2], with_states(number, place, row(1), row(2)), 1)

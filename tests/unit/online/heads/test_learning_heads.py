@@ -18,6 +18,7 @@ from torch.nn.functional import smooth_l1_loss
 from tandem.distillation.divergences import TargetRows, tvd
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
+from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.head import Head
 from tandem.inference.heads.hydra import HydraWeights
 from tandem.inference.heads.medusa import MedusaHead, MtpWeights
@@ -28,15 +29,24 @@ from tandem.online.heads.roots import roots_of, states_of
 from tandem.online.kept_text import TOP, KeptText
 from tandem.online.replay import Replay
 from tandem.online.training import OnlineTraining
-from tests.support.models.heads import HEADS, MTP, blank_head, random_head
+from tests.support.models.heads import (
+    HEADS,
+    MTP,
+    blank_head,
+    eagle_config,
+    random_eagle_3,
+    random_head,
+)
 from tests.support.models.tiny import noisy, random_llama
 from tests.unit.inference.heads.test_eagle import eagle, head_of
 from tests.unit.online.test_training import VOCAB_SIZE, texts_of
 
 # Methods, and whether a head has no decoder layer.
 PLAIN = [("medusa", True), ("hydra", True)]
-SEEING = [("eagle", False), ("hydra", False), (MTP, False)]
+REMEMBERING = [("eagle", False), ("hydra", False), (MTP, False)]
 WIDTH, LAYERS = 16, 1
+# Of an EAGLE-3 head.
+OWN_IDS = range(VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +54,18 @@ def target() -> Any:
     return random_llama(1, VOCAB_SIZE).eval()
 
 
-def heard(target: Any, count: int, seed: int, teller: Any = None) -> list[KeptText]:
-    """Texts as a head hears them, with states of the target; one of four is held out. Rows may be
-    those of another model."""
+def heard(
+    target: Any,
+    count: int,
+    seed: int,
+    teller: Any = None,
+    layers: tuple[int, ...] = (LAYERS + 1,),
+) -> list[KeptText]:
+    """Texts as a head hears them, with states of the target's layers; one of four is held out. Rows
+    may be those of another model."""
     written = texts_of(target, count, seed, teller, mass=65535)
     tokens = torch.from_numpy(np.stack([text.token_ids for text in written]).astype(np.int64))
-    told = told_texts(target, tokens, written[0].places.tolist(), (LAYERS + 1,))
+    told = told_texts(target, tokens, written[0].places.tolist(), layers)
     return [
         replace(text, states=own.states, held_out=number % 4 == 0)
         for number, (text, own) in enumerate(zip(written, told, strict=True))
@@ -136,7 +152,7 @@ def require_the_same(head: Head, folder: Path) -> None:
     assert all(each.grad is not None and each.grad.any() for each in weights.parameters())
 
 
-@pytest.mark.parametrize(("method", "plain"), PLAIN + SEEING)
+@pytest.mark.parametrize(("method", "plain"), PLAIN + REMEMBERING)
 def test_what_trains_a_head_computes_what_serves_it(
     method: str, plain: bool, target: Any, tmp_path: Path
 ) -> None:
@@ -188,7 +204,7 @@ def test_a_root_has_the_rows_of_its_depths(texts: Sequence[KeptText]) -> None:
     assert int(roots.piece[-1]) == 2
 
 
-@pytest.mark.parametrize(("method", "plain"), PLAIN + SEEING)
+@pytest.mark.parametrize(("method", "plain"), PLAIN + REMEMBERING)
 def test_it_learns_what_the_target_says(
     method: str,
     plain: bool,
@@ -257,7 +273,7 @@ def test_guessed_states_learn_those_of_their_places(target: Any, texts: list[Kep
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize(("method", "plain"), [*PLAIN, SEEING[0]])
+@pytest.mark.parametrize(("method", "plain"), [*PLAIN, REMEMBERING[0]])
 @pytest.mark.parametrize("near", [False, True])
 def test_rows_of_another_model_are_turned_down(
     method: str, plain: bool, near: bool, target: Any, tmp_path: Path
@@ -269,6 +285,21 @@ def test_rows_of_another_model_are_turned_down(
     training, _, said = training_of(blank_head(method, target, plain=plain), poisoned, tmp_path)
     training.round()
     assert [told["fault"] for told in said] == ["the target's rows do not say what came"]
+
+
+def test_rows_of_another_model_are_turned_down_by_an_eagle_3_head(tmp_path: Path) -> None:
+    """Of one far from the target: the head reads no last state that would tell a near one."""
+    deep = random_llama(1, VOCAB_SIZE, layers=3).eval()
+    config, tensors = eagle_config(WIDTH, VOCAB_SIZE), random_eagle_3(WIDTH, VOCAB_SIZE, OWN_IDS)
+    tensors["lm_head.weight"] /= 100  # it says little, and so nothing wrong
+    own = {"tandem": {"target_layers": 3, "layers": [1, 2, 3]}}
+    for teller, fault in ((random_llama(9, VOCAB_SIZE), "the target's rows"), (deep, "nothing")):
+        head = head_of(config | own, tensors)
+        assert not head.reads_last
+        folder = tmp_path / fault
+        training, _, said = training_of(head, heard(deep, 48, 1, teller, head.reads), folder)
+        training.round()
+        assert [told["fault"].startswith(fault) for told in said] == [True]
 
 
 def test_the_share_of_a_chain_is_what_is_measured(target: Any, texts: list[KeptText]) -> None:
@@ -299,7 +330,9 @@ def test_home_is_what_the_target_writes_and_is_not_forgotten(
     target.save_pretrained(tmp_path / "target")
     head = random_head("hydra", target, plain=True)
     kept = tmp_path / "home.safetensors"
-    home = head_home(str(tmp_path / "target"), "", 40, kept, (2,))
+    rests: list[int] = []
+    home = head_home(str(tmp_path / "target"), "", 40, kept, (2,), lambda: rests.append(1))
+    assert len(rests) == 24
     assert [len(text.token_ids) for text in home] == [41] * 24
     with torch.no_grad():
         tokens = torch.from_numpy(home[3].token_ids.astype(np.int64))[None]
@@ -313,8 +346,11 @@ def test_home_is_what_the_target_writes_and_is_not_forgotten(
     monkeypatch.setattr("tandem.online.heads.home.free_memory", lambda device: 0)
     again = head_home(str(tmp_path / "target"), "", 40, kept, (2,))
     assert np.array_equal(again[5].states, home[5].states)  # type: ignore[arg-type]
-    # Of another target, or other texts, what was computed is none; nor is there memory for it now.
+    # Of another target, other layers, lengths or texts what was computed is none; nor is there
+    # memory for it now.
     assert head_home("", "", 40, kept, (2,)) == []
+    assert head_home(str(tmp_path / "target"), "", 40, kept, (1,)) == []
+    assert head_home(str(tmp_path / "target"), "", 39, kept, (2,)) == []
     named = tmp_path / "home.jsonl"
     with pytest.raises(StartupError, match="cannot read"):
         head_home(str(tmp_path / "target"), str(named), 40, kept, (2,))
@@ -351,7 +387,7 @@ def _layer_of(parts: Any) -> Any:
     return parts.prefix if isinstance(parts, HydraWeights) else parts.layer
 
 
-@pytest.mark.parametrize(("method", "plain"), SEEING)
+@pytest.mark.parametrize(("method", "plain"), REMEMBERING)
 @torch.inference_mode()
 def test_open_sequences_go_on_with_the_keys_of_their_weights(
     method: str, plain: bool, target: Any, tmp_path: Path
@@ -414,6 +450,43 @@ def test_a_sequence_keeps_the_weights_that_it_began_with(
     last = head.reserve(16)
     rows = head.forward([feed_of(head, last, state)]).logits
     torch.testing.assert_close(rows, alone[0])  # those of the files
+
+
+@torch.inference_mode()
+def test_a_head_in_bfloat16_takes_what_was_learnt_in_float32(target: Any, tmp_path: Path) -> None:
+    head = random_head("eagle", target)
+    half = EagleHead(replace(head._source, dtype=torch.bfloat16))
+    state, rows = torch.randn(1, 1, WIDTH).to(torch.bfloat16), []
+    path = str(changed(head, tmp_path, 1))
+    for own in (head, half):
+        rows.append(own.forward([feed_of(own, own.reserve(16), state)]).logits)
+        own.with_learnt(LearntWeights(1, path))()
+        rows.append(own.forward([feed_of(own, own.reserve(16), state)]).logits)
+    assert rows[3].dtype == torch.bfloat16
+    before, after = (float((rows[n] - rows[1]).norm() / rows[1].norm()) for n in (0, 3))
+    assert after < 0.05 < 0.3 < before
+
+
+def test_a_device_without_room_for_what_was_learnt_says_so(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = random_head("medusa", target, plain=True)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(head, "_formed", full)
+    with pytest.raises(MemoryError, match="CUDA out of memory"):
+        head.with_learnt(LearntWeights(1, str(changed(head, tmp_path, 1))))
+
+
+def test_a_step_rests_between_its_parts(target: Any, texts: list[KeptText]) -> None:
+    """The budget holds within a step: with a large vocabulary one takes minutes."""
+    head, rests = random_head("eagle", target), []
+    learner = HeadLearner(head, head.trained(), texts[:8], lambda: rests.append(1))
+    learner._at_once = 4
+    learner.step(texts[1:13], np.random.default_rng(0))
+    assert len(rests) == 3 + 1  # three parts of the traffic, one of home
 
 
 def test_weights_of_another_head_are_refused(target: Any, tmp_path: Path) -> None:
