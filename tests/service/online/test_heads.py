@@ -57,8 +57,7 @@ class Learning:
 
 CAMPAIGN = pytest.mark.campaign(
     "the law, and what outlives the process, of the other heads with decoder layers that learn",
-    "the same of eagle (this file); "
-    "unit/online/heads/test_learning_heads.py: their passes, weights and keys",
+    "the same of eagle (this file); unit/online/heads: their passes, weights and keys",
 )
 PREFIXED = "hydra++"
 

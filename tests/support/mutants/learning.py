@@ -161,6 +161,7 @@ OF_ONLINE = (
 )
 
 _HEADS = "tests/unit/online/heads/test_learning_heads.py"
+_LEARNT = "tests/unit/online/heads/test_learnt_weights.py"
 _CAPTURED = "tests/unit/inference/passes/test_cuda_graphs.py"
 _SIZES = "tests/unit/inference/kv/test_size.py"
 _SERVED_HEADS = "tests/service/online/test_heads.py"
@@ -220,7 +221,7 @@ OF_ONLINE_HEADS = (
         "tandem/inference/heads/head.py",
         "return self._weights if own is None else own",
         "return self._weights",
-        (_HEADS,),
+        (_LEARNT,),
     ),
     Mutant(
         "online heads: what was learnt is forgotten after a restart",
@@ -283,7 +284,7 @@ OF_ONLINE_HEADS = (
         "tandem/inference/heads/eagle.py",
         "weights: EagleWeights = self._weights_of(feeds[0]).parts",
         "weights: EagleWeights = self._weights.parts",
-        (_HEADS,),
+        (_LEARNT,),
     ),
     Mutant(
         "online: new weights are computed by the captured passes of the old ones",
@@ -353,7 +354,7 @@ OF_ONLINE_HEADS = (
         "tandem/inference/heads/eagle.py",
         "        layer = weights.layer\n",
         "        layer = self._layer = weights.layer\n",
-        (_HEADS,),
+        (_LEARNT,),
     ),
     Mutant(
         "online heads: a deep token counts as the first one",
