@@ -85,8 +85,8 @@ class BlockPool(Tables):
 class OpenVinoPass:
     """A compiled model. Inference only, by one thread at a time.
 
-    A pass whose sizes differ from the last one's takes OpenVINO about half a millisecond longer,
-    and a draft's first pass has other sizes than its further passes. A small model is therefore
+    A pass whose sizes differ from the last one's takes OpenVINO longer, about 0.1 ms a layer, and
+    a draft's first pass has other sizes than its further passes. A small model is therefore
     compiled twice: for batches of single tokens, and for all others.
 
     Args:
