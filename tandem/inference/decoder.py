@@ -220,17 +220,20 @@ class Decoder(Model):
         Raises:
             MemoryError: there is no room for its KV pool besides the present one.
         """
-        self._require_room([faster])
+        self._require_room([faster], instead=True)
         _give_room(faster, self.positions, self.about.weights_version)
         self._backends.succeed(faster)
         self.pass_times = pass_times
 
-    def _require_room(self, backends: Sequence[Backend], weights: int = 0) -> None:
+    def _require_room(
+        self, backends: Sequence[Backend], weights: int = 0, instead: bool = False
+    ) -> None:
         """Refuse pools besides those that serve where they have no room.
 
         Args:
             backends: of the keys that the pools are to hold.
             weights: bytes of weights that are not loaded yet.
+            instead: whether they take the place of pools that texts have hardly begun to use.
 
         Raises:
             MemoryError: there is none, with the numbers.
@@ -239,8 +242,8 @@ class Decoder(Model):
         device = self.device.type == "cuda"
         left = memory_left(self.device, self._options.share if device else 1)
         # What a device's passes take may be free now, and is taken again. Half of a CPU's memory is
-        # for other programs.
-        needed = weights + self.pass_memory + pools * (1 if device else 2)
+        # for other programs; a pool takes it as it is used.
+        needed = weights + self.pass_memory + pools * (1 if device or instead else 2)
         if needed > left:
             beside = f" and {gib(weights)} of weights" if weights else ""
             raise MemoryError(

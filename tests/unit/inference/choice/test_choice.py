@@ -279,6 +279,18 @@ def test_a_trial_that_fails_leaves_what_serves(fault: str, monkeypatch: pytest.M
     assert differences(plain_logits(build(SMALL), texts), found).max() < TOLERANCE
 
 
+@pytest.mark.usefixtures("empty_cache", "faster")
+def test_a_faster_way_serves_where_the_pool_has_all_of_its_half_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pool takes memory as it is used, and texts have hardly begun to use the first one."""
+    decoder = decoder_over(build(SMALL), "tiny", cache_tokens=512, engine="auto")
+    pool = 512 * decoder.backend.pool.bytes_per_position
+    monkeypatch.setattr(decoder_module, "memory_left", lambda *_: pool)
+    decoder.improve()
+    assert (decoder.engine, decoder.improving) == ("openvino", False)
+
+
 @pytest.mark.usefixtures("empty_cache")
 def test_it_serves_while_it_is_tried() -> None:
     texts = random_texts()
