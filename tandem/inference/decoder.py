@@ -35,9 +35,10 @@ from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
-# KV caches that a device is to have room for where weights change: of the present version, of the
-# next one, and of two earlier ones that texts may be open with.
-_POOLS = 4
+# KV caches that there is to be room for where weights change: of the present version, of the next
+# one, and on a device of two earlier ones that texts may be open with. Those of a CPU take memory
+# as they are used.
+_POOLS = {"cuda": 4, "cpu": 2}
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,10 @@ class Decoder(Model):
         longest = min(options.longest, self.about.max_length)
         at_most = max(options.at_most, longest)
         room = Room(options.cache_tokens, at_most, options.share, kept=options.kept)
+        if options.renews:
+            room = room._replace(pools=_POOLS[self.device.type])
         if self.device.type == "cuda" and options.renews:
-            room = room._replace(pools=_POOLS, weights=self._weight_bytes)
+            room = room._replace(weights=self._weight_bytes)
         if self.device.type != "cuda" or not options.largest.rows:
             return room
         captured = options.graph_rows if backend.in_one_call else 0

@@ -32,8 +32,8 @@ class Room(NamedTuple):
         passes: bytes of a device beside weights and pool, for its largest pass; not of a CPU.
         kept: positions of a device that are left for pools of other keys of the model.
         weights: bytes of a device that are left for later weights.
-        pools: KV caches of this size that a device is to have room for; two of them where
-            `cache_tokens` says the size.
+        pools: KV caches of this size that there is to be room for; where `cache_tokens` says the
+            size, two of them on a device.
     """
 
     cache_tokens: int
@@ -58,7 +58,7 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
         StartupError: the device cannot hold that many, or none; with the numbers.
     """
     free = free_memory(device)
-    most, own = int(free * _MOST_OF_MEMORY), int(free * _OF_MEMORY * room.share)
+    most, own = int(free * _MOST_OF_MEMORY), int(free * _OF_MEMORY * room.share) // room.pools
     has = f"{device} has {gib(free)} free"
     if device.type == "cuda":
         kept = room.passes + room.weights + room.kept * bytes_each
@@ -76,7 +76,7 @@ def cache_size(device: torch.device, bytes_each: int, room: Room) -> int:
         raise StartupError(
             f"a KV cache of {positions} tokens takes {gib(takes)}, {has}; lower CACHE_TOKENS"
         )
-    if room.pools > 1 and 2 * takes > most:
+    if room.weights and 2 * takes > most:
         raise StartupError(
             f"ONLINE: a KV cache of {positions} tokens and one for later weights take"
             f" {gib(2 * takes)}, {has}; lower CACHE_TOKENS, raise MEMORY_SHARE or set ONLINE=0"

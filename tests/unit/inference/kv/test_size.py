@@ -238,9 +238,18 @@ def test_a_decoder_measures_before_it_makes_its_pool(
     assert room == Room(cache_tokens, 512, 0.5, 0 if asked is None else 77)
     own._options = replace(options, renews=True)
     assert own._room(own.backend) == (
-        room if asked is None else room._replace(weights=own._weight_bytes, pools=4)
+        room._replace(pools=2)
+        if asked is None
+        else room._replace(weights=own._weight_bytes, pools=4)
     )
     assert own._weight_bytes == 4 * own.about.parameters
+
+
+def test_a_cpus_pool_leaves_room_for_that_of_later_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the memory is for other programs."""
+    device_with(monkeypatch, 16 * GIB)
+    assert cache_size(CPU, EACH, Room(0, ANY_LENGTH)) * EACH == 8 * GIB
+    assert cache_size(CPU, EACH, Room(0, ANY_LENGTH, pools=2)) * EACH == 4 * GIB
 
 
 @pytest.mark.parametrize(("device", "takes"), [("cuda", 64 * EACH), ("cpu", 2 * 64 * EACH)])
