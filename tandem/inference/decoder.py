@@ -164,9 +164,8 @@ class Decoder(Model):
         at_most = max(options.at_most, longest)
         room = Room(options.cache_tokens, at_most, options.share, kept=options.kept)
         if options.renews:
-            room = room._replace(pools=_POOLS[self.device.type])
-        if self.device.type == "cuda" and options.renews:
-            room = room._replace(weights=self._weight_bytes)
+            later = self._weight_bytes if self.device.type == "cuda" else 0
+            room = room._replace(pools=_POOLS[self.device.type], weights=later)
         if self.device.type != "cuda" or not options.largest.rows:
             return room
         captured = options.graph_rows if backend.in_one_call else 0

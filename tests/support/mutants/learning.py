@@ -310,7 +310,7 @@ OF_ONLINE_HEADS = (
     Mutant(
         "online: a device's memory is the KV cache's of the first weights",
         "tandem/inference/decoder.py",
-        "room._replace(pools=_POOLS[self.device.type])",
+        "room._replace(pools=_POOLS[self.device.type], weights=later)",
         "room",
         (_SIZES,),
     ),
