@@ -57,6 +57,11 @@ class Adaptation:
         self._since_ns = 0
         self._saved = float(_RANK_EVERY)  # rounds of each text, for samples: one comes at once
 
+    def profiled(self, verify: Profile, draft: Profile) -> None:
+        """Passes take another time from now on: what rounds took says nothing of them."""
+        self.times = RoundTimes(verify, draft)
+        self._best.clear()
+
     @property
     def texts(self) -> int:
         """That a target has."""

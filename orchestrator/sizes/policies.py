@@ -40,6 +40,7 @@ class SizePolicies:
         self._only = _WAYS[ahead]
         self._pair: object = None
         self._adaptation: Adaptation | None = None
+        self._profiled: tuple[Sequence[PassTime], Sequence[PassTime]] = ((), ())
         self._ahead = AheadChoice(active, self._only)
 
     def policy_for(
@@ -74,4 +75,7 @@ class SizePolicies:
             return FixedSize(size.gamma, size.nodes, generation.rule.needs_every_draft)
         if self._adaptation is None:
             self._adaptation = Adaptation(self._active, Profile(verify), Profile(draft))
+        elif self._profiled != (verify, draft):  # another back end computes the passes now
+            self._adaptation.profiled(Profile(verify), Profile(draft))
+        self._profiled = verify, draft
         return AdaptiveSize(self._adaptation, generation.sizes)

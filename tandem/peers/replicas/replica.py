@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -28,7 +28,8 @@ _TOLD_SECONDS = 5.0
 # How long one that refused a sequence for want of room is not asked again.
 _FULL_SECONDS = 1.0
 # While a replica that failed texts is left alone it is asked so often who it is: another process
-# that listens there by now has failed none.
+# that listens there by now has failed none. And one that still looks for faster passes: draft sizes
+# follow from what its passes take.
 _WHO_SECONDS = 1.0
 
 C = TypeVar("C", DrafterClient, TargetClient)
@@ -39,7 +40,8 @@ class Replica(Generic[C]):
 
     Its health is watched on the connection that texts go over. A connection that breaks ends the
     watch, and the process at the next one is asked what it serves. One that has failed a
-    text is asked again too, and has to pass a trial: its health may say nothing of its engine.
+    text is asked again too, and has to pass a trial: its health may say nothing of its engine. One
+    that is still improving is asked until it is not.
 
     Attributes:
         client: its channel.
@@ -78,6 +80,7 @@ class Replica(Generic[C]):
         self._told_at = self._full_at = -math.inf
         self._checking = False
         self._task: asyncio.Task[None] | None = None
+        self._improving: asyncio.Task[None] | None = None
         # Its log lines are its own, not those of a text that has it asked again.
         self._context = contextvars.copy_context()
 
@@ -96,6 +99,8 @@ class Replica(Generic[C]):
                             await self._ask()
                             pause = _FIRST_PAUSE
                         self._note(serving, None)
+                        if serving:
+                            self._follow_improvement()
                 self._note(False, Unavailable(f"the {self.client.role} is stopping"))
             except TandemError as error:
                 self._note(False, error)
@@ -121,6 +126,17 @@ class Replica(Generic[C]):
         if self.reply is None or reply.info.incarnation != self.reply.info.incarnation:
             self._breaker.forget()
         self.reply = reply
+
+    def _follow_improvement(self) -> None:
+        if self._improving is None or self._improving.done():
+            self._improving = asyncio.create_task(self._until_improved(), context=self._context)
+
+    async def _until_improved(self) -> None:
+        while self.serving and self.reply.info.improving:
+            await asyncio.sleep(_WHO_SECONDS)
+            with suppress(TandemError):  # its health says so too
+                await self._ask_who()
+                self._changed()
 
     def _note(self, serving: bool, obstacle: TandemError | None) -> None:
         address, role = self.client.address, self.client.role
@@ -217,9 +233,10 @@ class Replica(Generic[C]):
         """Follow it no more, and close its channel."""
         self.serving = False
         self.asked.set()  # what it will not be asked any more is not to be waited for
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._improving) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
 
 

@@ -133,6 +133,26 @@ async def test_one_that_restarts_with_another_model_is_asked_anew(fleet: Fleet) 
     assert new.opened == 0
 
 
+async def test_one_that_looks_for_faster_passes_is_asked_until_it_has(fleet: Fleet) -> None:
+    """What serves it is told to callers, and draft sizes follow from what its passes take."""
+    target = FakeTarget(engine="torch", improving=True)
+    await fleet.start(target)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    info = await fleet.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.target.engine, info.target.improving) == ("torch", True)
+    await until(lambda: target.asked >= 2)
+    target.info.engine, target.info.improving = "openvino", False
+    target.info.pass_times.add(sequences=1, rows=1, nanoseconds=1000)
+
+    async def told() -> bool:
+        reply = await fleet.stub.GetModelInfo(pb.GetModelInfoRequest())
+        return bool(reply.target == target.info)
+
+    await until(told)
+    assert list((await fleet.text()).token_ids) == target.text(20)
+
+
 async def test_a_text_never_moves_to_another_model(fleet: Fleet) -> None:
     old, new = FakeTarget(), FakeTarget(fingerprint="another")
 

@@ -166,6 +166,20 @@ OF_ROUTING = (
         "part.encode() for part",
         (_CHATS,),
     ),
+    Mutant(
+        "sizes: passes of a faster back end are never heard of",
+        "tandem/peers/replicas/replica.py",
+        "while self.serving and self.reply.info.improving:",
+        "while False:",
+        ("tests/service/replicas/test_models.py",),
+    ),
+    Mutant(
+        "sizes: what passes take is that of the first back end",
+        "orchestrator/sizes/policies.py",
+        "elif self._profiled != (verify, draft):",
+        "elif False:",
+        ("tests/unit/orchestrator/sizes/test_policies.py",),
+    ),
 )
 
 _CHAINS = "tandem/inference/passes/chains.py"
