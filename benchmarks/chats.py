@@ -1,7 +1,7 @@
 """Chats of several turns: what a cache of prefixes saves, turn by turn.
 
-    python -m benchmarks.chats [--quick] [--engines tandem openvino] [--gammas 0 4] [--chats 4]
-        [--published]
+    python -m benchmarks.chats [--quick] [--engines "Tandem inside" "OpenVINO GenAI" "vLLM mended"]
+        [--gammas 0 4] [--chats 4] [--published]
 
 All chats have one system prompt. A turn adds a question, or every other time the longer output of a
 tool, as agents do; then the answer is written, and the next turn begins with all of it. Each engine
@@ -15,6 +15,7 @@ import argparse
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,7 @@ from tandem.tools.load.timeline import Timeline
 
 _LOAD_SECONDS, _TURN_SECONDS = 600.0, 120.0
 # Those that can tell when a token comes; each may have its cache on or off.
-_TELLING = (SERVICES.name, f"{SERVICES.name} inside", "OpenVINO GenAI")
+_TELLING = (SERVICES.name, f"{SERVICES.name} inside", "OpenVINO GenAI", "vLLM mended")
 
 
 @dataclass(frozen=True)
@@ -124,21 +125,28 @@ def medians(turns: Sequence[Turn]) -> Turn:
 
 
 def started(
-    engine: Engine, cache: bool, options: argparse.Namespace, folders: dict[str, str]
+    engine: Engine,
+    cache: bool,
+    gammas: Sequence[int],
+    options: argparse.Namespace,
+    folders: dict[str, str],
 ) -> tuple[Worker, dict[str, str]]:
-    """An engine's worker, ready; and its versions.
+    """An engine's worker, ready for these draft lengths; and its versions.
 
     Raises:
         EngineFailed: it cannot start.
     """
     longest = options.system + options.turns * (options.question + options.tool + options.answer)
     settings = {f"TANDEM_{role}_MAX_LENGTH": str(longest + 64) for role in ("TARGET", "DRAFTER")}
-    own = ("--streamed", *(["--prefix-cache"] if cache else []))
+    own = ["--streamed", *["--prefix-cache"] * cache]
+    if engine.apart:  # one that reads no settings of ours
+        own += ["--max-length", str(longest + 64)]
     command = replace(engine, options=(*engine.options, *own)).command
-    log = CACHE / "logs" / f"chats-{engine.name.lower().replace(' ', '-')}-{cache}.log"
+    name = "-".join([*engine.name.lower().split(), _word(cache), *map(str, gammas)])
+    log = CACHE / "logs" / f"chats-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     worker = Worker(command, log, settings, pauses=engine.pausable)
-    load = Load(folders["target"], folders["drafter"], tuple(options.gammas), options.dtype)
+    load = Load(folders["target"], folders["drafter"], tuple(gammas), options.dtype)
     versions: dict[str, str] = worker.ask(load, _LOAD_SECONDS)["versions"]
     return worker, versions
 
@@ -162,7 +170,7 @@ class Chats:
         self.failures: dict[str, str] = {}
         self._options = options
         self._say = say
-        self._workers: dict[tuple[str, bool], Worker] = {}
+        self._workers: dict[Way, Worker] = {}
 
     def run(self) -> None:
         """Start the engines, write all chats, and stop the engines."""
@@ -177,7 +185,7 @@ class Chats:
             tokenizer = Tokenizer.from_file(f"{folders['target']}/tokenizer.json")
             self._write(tokenizer.encode(text).ids)
         finally:
-            for worker in self._workers.values():
+            for worker in set(self._workers.values()):
                 worker.quit()
 
     def _start(self, engine: Engine, folders: dict[str, str], seconds: float) -> None:
@@ -185,19 +193,17 @@ class Chats:
             if engine.environment:
                 install(engine.environment, seconds, self._say)
             own = converted(folders, self._say) if engine.converts else folders
-            for cache in (True, False):
+            every = sorted(self._options.gammas)
+            for cache, gammas in product((True, False), zip(every) if engine.apart else (every,)):
                 self._say(f"loading {engine.name}, cache {_word(cache)}")
-                worker, self.versions[engine.name] = started(engine, cache, self._options, own)
-                self._workers[engine.name, cache] = worker
+                worker, told = started(engine, cache, gammas, self._options, own)
+                self._workers |= {Way(engine.name, cache, gamma): worker for gamma in gammas}
+                self.versions[engine.name] = told
         except EngineFailed as failure:
             self.failures[engine.name] = str(failure)
 
     def _write(self, ids: Sequence[int]) -> None:
-        ways = [
-            Way(*worker, gamma)
-            for worker in self._workers
-            for gamma in sorted(self._options.gammas)
-        ]
+        ways = list(self._workers)
         self.found = {way: [] for way in ways}
         for chat in range(self._options.chats + 1):
             added = chat_turns(ids, chat, self._options)
@@ -206,7 +212,7 @@ class Chats:
                 if way.engine in self.failures:
                     continue
                 self._say(f"chat {chat}: {way.engine}, cache {_word(way.cache)}, γ {way.gamma}")
-                worker, mark = self._workers[way.engine, way.cache], 1 + ways.index(way)
+                worker, mark = self._workers[way], 1 + ways.index(way)
                 try:
                     turns = list(write_chat(worker, way, added, mark, self._options.answer))
                 except EngineFailed as failure:

@@ -77,6 +77,18 @@ class Engine(Protocol):
         """Stop everything that would outlive the process."""
 
 
+def timeline_of(asked_s: float, arrivals: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """Of a text that has just ended: when it was asked for, and when how many tokens came."""
+    return {
+        "intended_s": asked_s,
+        "asked_s": asked_s,
+        "arrivals": arrivals,
+        "ended_s": time.monotonic(),
+        "error": "",
+        "summary": None,
+    }
+
+
 def line_of(ask: Load | Generate) -> str:
     """A request as a line of JSON."""
     return json.dumps({"do": type(ask).__name__.lower(), **asdict(ask)}) + "\n"

@@ -15,7 +15,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from benchmarks.peers.protocol import Generate, Load, serve
+from benchmarks.peers.protocol import Generate, Load, serve, timeline_of
 
 _CACHE_GIB = 1
 _SEQUENCES = 64
@@ -89,23 +89,11 @@ class OpenVinoGenAI:
         else:
             arrivals, asked_s = _Arrivals(), time.monotonic()
             found = pipeline.generate(prompts, configs, arrivals)
-            self.timelines = [_timeline(asked_s, arrivals.found)]
+            self.timelines = [timeline_of(asked_s, arrivals.found)]
         return [list(text.m_generation_ids[0]) for text in found]
 
     def close(self) -> None:
         """Nothing outlives the process."""
-
-
-def _timeline(asked_s: float, arrivals: list[tuple[float, int]]) -> dict[str, Any]:
-    """As the protocol has it."""
-    return {
-        "intended_s": asked_s,
-        "asked_s": asked_s,
-        "arrivals": arrivals,
-        "ended_s": time.monotonic(),
-        "error": "",
-        "summary": None,
-    }
 
 
 def _config(generate: Generate, seed: int) -> Any:
