@@ -76,6 +76,22 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
     return ov.Model(structure.get_results(), used, "tandem")
 
 
+def widened_once(graph: ov.Model) -> ov.Model | None:
+    """The same graph, whose weights of 16 bits are widened once, when it is compiled, and kept in
+    float32; None where it has none. It shares them until then."""
+    wide = graph.clone()
+    marks = [
+        (node, mark)
+        for node in wide.get_ops()
+        if node.get_type_name() == "Convert"
+        for mark in [*node.get_rt_info()]
+        if mark.startswith("decompression")
+    ]
+    for node, mark in marks:
+        del node.get_rt_info()[mark]
+    return wide if marks else None
+
+
 def slides(structure: ov.Model) -> bool:
     """Whether some attention has a sliding window."""
     return any(_spec_of(node).window for node in _marks(structure))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.segment import Segment
+from tandem.inference.kv.size import free_memory
 from tandem.inference.kv.tables import Tables
-from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of
+from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of, widened_once
 from tandem.inference.openvino.trace import INPUTS
 from tandem.inference.output import PassOutput
 
@@ -32,8 +34,10 @@ def core() -> ov.Core:
 
 
 _Array = np.ndarray[Any, Any]
-# A model with at most this many parameters, such as a drafter, may be in memory twice.
-_SMALL = 64_000_000
+# Of the free memory, what a model may take that is in memory a second time.
+_SHARE = 1 / 16
+# A pass of so many tokens takes longer to read weights than to widen and multiply them.
+_FEW = 4
 
 
 class BlockPool(Tables):
@@ -86,8 +90,10 @@ class OpenVinoPass:
     """A compiled model. Inference only, by one thread at a time.
 
     A pass whose sizes differ from the last one's takes OpenVINO longer, about 0.1 ms a layer, and
-    a draft's first pass has other sizes than its further passes. A small model is therefore
-    compiled twice: for batches of single tokens, and for all others.
+    a draft's first pass has other sizes than its further passes. A model that is small beside the
+    free memory is therefore compiled twice: for batches of single tokens, and for all others. In
+    float32 the others' weights are widened once: a pass with more than a few tokens multiplies for
+    longer than it reads, and widening them each time adds to that.
 
     Args:
         graph: from `complete`.
@@ -106,8 +112,11 @@ class OpenVinoPass:
         parameters: int,
         layers: Sequence[int] | None = None,
     ) -> None:
-        self._others = _Request(graph, dtype, threads, layers)
-        twice = parameters <= _SMALL and layers is None
+        again = parameters * precision_of(dtype).size
+        twice = layers is None and again <= _SHARE * free_memory(torch.device("cpu"))
+        wide = widened_once(graph) if twice and dtype == torch.float32 else None
+        self._few = _FEW if wide is not None else sys.maxsize
+        self._others = _Request(wide or graph, dtype, threads, layers)
         self._singles = _Request(graph, dtype, threads) if twice else self._others
 
     def pool(self, positions: int) -> BlockPool:
@@ -117,7 +126,8 @@ class OpenVinoPass:
     def __call__(self, batch: PackedBatch, pool: BlockPool) -> PassOutput:
         """The rows that the batch asks for, in float32; its keys and values are written to the
         pool."""
-        single = batch.token_ids.shape[1] == len(batch.segments)
+        tokens = batch.token_ids.shape[1]
+        single = tokens == len(batch.segments) and tokens <= self._few
         return (self._singles if single else self._others).infer(batch, pool)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import subprocess
 from itertools import product
@@ -190,13 +191,14 @@ def test_float32_keeps_matrices_as_the_checkpoint_has_them(
 
 
 def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model is compiled twice, since a change of sizes costs; both see one cache."""
+    """A model that is small beside the free memory is compiled twice, since a change of sizes takes
+    time; both see one cache."""
     from tandem.inference.openvino import paged_pass as openvino_pass
 
     texts = random_texts()
     expected = plain_logits(build(LLAMA), texts)
-    for most, apart in ((10**9, True), (0, False)):
-        monkeypatch.setattr(openvino_pass, "_SMALL", most)
+    for share, apart in ((1, True), (0, False)):
+        monkeypatch.setattr(openvino_pass, "_SHARE", share)
         decoder = decoder_over(build(LLAMA), "tiny", cache_tokens=512, engine="openvino")
         compute: Any = decoder._backends.current.compute
         assert (compute._singles is not compute._others) == apart
@@ -216,6 +218,51 @@ def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPa
         decoder.forward([Feed(cache, [1], 1)])
         assert used[-2:] == [compute._others, compute._singles]
         monkeypatch.setattr(openvino_pass._Request, "infer", infer)
+
+
+def test_weights_of_16_bits_are_widened_once_for_passes_of_more_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In float32, where the wide ones have room; both give float32's logits, over one cache."""
+    from tandem.inference.openvino import paged_pass as openvino_pass
+
+    model, texts = random_llama(1, 31), random_texts()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    texts = [[token_id % 31 for token_id in text] for text in texts]
+    expected = plain_logits(model, texts)
+    for share in (1, 0):
+        monkeypatch.setattr(openvino_pass, "_SHARE", share)
+        decoder = decoder_over(copy.deepcopy(model), "tiny", cache_tokens=512, engine="openvino")
+        compute: Any = decoder._backends.current.compute
+        caches = [decoder.reserve(8) for _ in range(5)]
+        asked: list[Any] = []
+        infer = openvino_pass._Request.infer
+
+        def noted(self: Any, *rest: Any, asked: list[Any] = asked, infer: Any = infer) -> Tensor:
+            asked.append(self)
+            logits: Tensor = infer(self, *rest)
+            return logits
+
+        monkeypatch.setattr(openvino_pass._Request, "infer", noted)
+        for texts_at_once in (1, 4, 5):
+            decoder.forward([Feed(cache, [1], 1) for cache in caches[:texts_at_once] if cache])
+        monkeypatch.setattr(openvino_pass._Request, "infer", infer)
+        assert asked == [compute._singles, compute._singles, compute._others]
+        assert [has_wide(each) for each in asked] == [False, False, share == 1]
+        assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
+
+
+def has_wide(request: Any) -> bool:
+    """Whether a compiled model has its output matrix, of 31 x 16 numbers, in 32 bits."""
+    kinds = {
+        op.get_output_element_type(0).to_string()
+        for op in request._compiled.get_runtime_model().get_ops()
+        if op.get_output_size()
+        and list(op.output(0).get_partial_shape().get_min_shape()) == [31, 16]
+    }
+    assert "bf16" in kinds, "the embedding, of the same form, is only read"
+    return "f32" in kinds
 
 
 async def sampled(engine: EngineName, seeds: range) -> list[list[int]]:
