@@ -36,8 +36,9 @@ def core() -> ov.Core:
 _Array = np.ndarray[Any, Any]
 # Of the free memory, what a model may take that is in memory a second time.
 _SHARE = 1 / 16
-# A pass of so many tokens takes longer to read weights than to widen and multiply them.
-_FEW = 4
+# A pass of so many tokens takes longer to read weights than to widen and multiply them; with more
+# than so many parameters, since those of a small model, such as a drafter, are read from caches.
+_FEW, _LARGE = 4, 64_000_000
 
 
 class BlockPool(Tables):
@@ -115,7 +116,7 @@ class OpenVinoPass:
         again = parameters * precision_of(dtype).size
         twice = layers is None and again <= _SHARE * free_memory(torch.device("cpu"))
         wide = widened_once(graph) if twice and dtype == torch.float32 else None
-        self._few = _FEW if wide is not None else sys.maxsize
+        self._few = _FEW if wide is not None and parameters > _LARGE else sys.maxsize
         self._others = _Request(wide or graph, dtype, threads, layers)
         self._singles = _Request(graph, dtype, threads) if twice else self._others
 

@@ -233,6 +233,7 @@ def test_weights_of_16_bits_are_widened_once_for_passes_of_more_tokens(
     expected = plain_logits(model, texts)
     for share in (1, 0):
         monkeypatch.setattr(openvino_pass, "_SHARE", share)
+        monkeypatch.setattr(openvino_pass, "_LARGE", 0)
         decoder = decoder_over(copy.deepcopy(model), "tiny", cache_tokens=512, engine="openvino")
         compute: Any = decoder._backends.current.compute
         caches = [decoder.reserve(8) for _ in range(5)]
