@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture
 def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO compiles a small model once, not again for single tokens: the graph is the same."""
+    """OpenVINO compiles a model once, not again for single tokens: the graph is the same."""
     pytest.importorskip("openvino")
     from tandem.inference.openvino import paged_pass
 
-    monkeypatch.setattr(paged_pass, "_SMALL", 0)
+    monkeypatch.setattr(paged_pass, "_SHARE", 0)
