@@ -34,7 +34,7 @@ def core() -> ov.Core:
 
 
 _Array = np.ndarray[Any, Any]
-# Of the free memory, what a model may take that is in memory a second time.
+# Of the free memory, what a model may take that is compiled a second time.
 _SHARE = 1 / 16
 # A pass of so many tokens takes longer to read weights than to widen and multiply them; with more
 # than so many parameters, since those of a small model, such as a drafter, are read from caches.
@@ -113,9 +113,11 @@ class OpenVinoPass:
         parameters: int,
         layers: Sequence[int] | None = None,
     ) -> None:
-        again = parameters * precision_of(dtype).size
+        wide = widened_once(graph) if dtype == torch.float32 else None
+        # Wide weights are kept as they are and as products read them, others are there already.
+        again = parameters * precision_of(dtype).size * (1 if wide is None else 2)
         twice = layers is None and again <= _SHARE * free_memory(torch.device("cpu"))
-        wide = widened_once(graph) if twice and dtype == torch.float32 else None
+        wide = wide if twice else None
         self._few = _FEW if wide is not None and parameters > _LARGE else sys.maxsize
         self._others = _Request(wide or graph, dtype, threads, layers)
         self._singles = _Request(graph, dtype, threads) if twice else self._others
