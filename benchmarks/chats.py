@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
@@ -28,8 +29,18 @@ from benchmarks.measure.tables import table_of
 from benchmarks.peers.installation import CACHE, checkpoints, converted, install
 from benchmarks.peers.plan import FULL, QUICK
 from benchmarks.peers.protocol import Generate, Load
-from benchmarks.peers.roster import ENGINES, SERVICES, Engine, Say, named, telling
+from benchmarks.peers.roster import (
+    ENGINES,
+    LEAST_FREE,
+    SERVICES,
+    Engine,
+    Say,
+    named,
+    settings_of_workers,
+    telling,
+)
 from benchmarks.peers.worker import EngineFailed, Worker
+from tandem.inference.kv.size import free_memory
 from tandem.tools.load.timeline import Timeline
 
 _LOAD_SECONDS, _TURN_SECONDS = 600.0, 120.0
@@ -139,15 +150,21 @@ def started(
     longest = options.system + options.turns * (options.question + options.tool + options.answer)
     settings = {f"TANDEM_{role}_MAX_LENGTH": str(longest + 64) for role in ("TARGET", "DRAFTER")}
     own = ["--streamed", *["--prefix-cache"] * cache]
-    if engine.apart:  # one that reads no settings of ours
+    if engine.apart:  # vLLM, whose worker has an option instead
         own += ["--max-length", str(longest + 64)]
     command = replace(engine, options=(*engine.options, *own)).command
     name = "-".join([*engine.name.lower().split(), _word(cache), *map(str, gammas)])
     log = CACHE / "logs" / f"chats-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    worker = Worker(command, log, settings, pauses=engine.pausable)
+    if free_memory(torch.device("cpu")) < LEAST_FREE:
+        raise EngineFailed("too little memory is free; name fewer --engines")
+    worker = Worker(command, log, settings | settings_of_workers(), pauses=engine.pausable)
     load = Load(folders["target"], folders["drafter"], tuple(gammas), options.dtype)
-    versions: dict[str, str] = worker.ask(load, _LOAD_SECONDS)["versions"]
+    try:
+        versions: dict[str, str] = worker.ask(load, _LOAD_SECONDS)["versions"]
+    except EngineFailed:
+        worker.quit()
+        raise
     return worker, versions
 
 
@@ -194,6 +211,8 @@ class Chats:
                 install(engine.environment, seconds, self._say)
             own = converted(folders, self._say) if engine.converts else folders
             every = sorted(self._options.gammas)
+            if engine.apart and not own["drafter"]:
+                every = [gamma for gamma in every if not gamma]  # it has a draft model, or nothing
             for cache, gammas in product((True, False), zip(every) if engine.apart else (every,)):
                 self._say(f"loading {engine.name}, cache {_word(cache)}")
                 worker, told = started(engine, cache, gammas, self._options, own)

@@ -32,7 +32,7 @@ TANDEM = "Tandem"
 _WORKERS = "benchmarks.peers.workers"
 _LOAD_SECONDS = 600.0
 # A worker of vLLM takes 2.2 GB, and all that ran before has to stay in memory.
-_LEAST_FREE = 4 << 30
+LEAST_FREE = 4 << 30
 _ASK_SECONDS = 300.0
 Say = Callable[[str], None]
 
@@ -159,13 +159,13 @@ class Roster:
             say(f"loading {ways[0] if engine.apart else engine.name}")
             log = CACHE / "logs" / f"{engine.name.lower().replace(' ', '-')}-{own[0]}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
-            if free_memory(torch.device("cpu")) < _LEAST_FREE:
+            if free_memory(torch.device("cpu")) < LEAST_FREE:
                 self.failures[str(ways[0]) if engine.apart else engine.name] = (
                     "too little memory is free; name fewer --engines"
                 )
                 return
             try:
-                worker = Worker(engine.command, log, _settings(), pauses=engine.pausable)
+                worker = Worker(engine.command, log, settings_of_workers(), pauses=engine.pausable)
             except OSError as error:
                 self.failures[engine.name] = str(error)
                 return
@@ -226,7 +226,7 @@ class Roster:
         self.keep(())
 
 
-def _settings() -> dict[str, str]:
+def settings_of_workers() -> dict[str, str]:
     """Environment of all workers: vLLM's cache of compiled code, and no network access."""
     kept = {"VLLM_CACHE_ROOT": str(CACHE / "vllm" / "compiled"), "HF_HUB_OFFLINE": "1"}
     return {name: os.environ.get(name, value) for name, value in kept.items()}

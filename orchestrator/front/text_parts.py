@@ -129,7 +129,7 @@ class TextParts:
             policy=sizes.policy_for(
                 generation,
                 capabilities.pair,
-                *capabilities.pass_times,
+                *self._pool.pass_times(capabilities),
                 # Nothing is prepared for texts whose logits are shaped.
                 prepares=capabilities.prepares and not generation.sampling.shaping,
             ),

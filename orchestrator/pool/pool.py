@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ from tandem.peers.replicas.compatibility import (
 from tandem.peers.replicas.membership import Replicas
 from tandem.peers.replicas.replica import Replica, sound
 from tandem.peers.text.tokenizer_files import TokenizerFiles
+from tandem.profile import PassTime
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -114,6 +115,16 @@ class ReplicaPool:
         if self._capabilities is None:
             raise Unavailable(f"not ready: {self._obstacle}")
         return self._capabilities
+
+    def pass_times(self, capabilities: Capabilities) -> Iterator[Sequence[PassTime]]:
+        """What the passes of a text's pair take by now: of the target, and of the drafter.
+
+        Args:
+            capabilities: that the text began with; they say it where another pair is offered now.
+        """
+        offered = self._capabilities
+        same = offered is not None and offered.pair == capabilities.pair
+        return (offered if offered is not None and same else capabilities).pass_times
 
     def _compare(self) -> None:
         """Find out again which belong together, and what they offer."""

@@ -32,7 +32,8 @@ class Adaptation:
         clock: in nanoseconds.
 
     Attributes:
-        turns: from plain decoding to drafts, or back, of all texts together.
+        turns: from plain decoding to drafts, or back, of all texts together; and changes of what
+            passes take.
     """
 
     def __init__(
@@ -57,10 +58,13 @@ class Adaptation:
         self._since_ns = 0
         self._saved = float(_RANK_EVERY)  # rounds of each text, for samples: one comes at once
 
-    def profiled(self, verify: Profile, draft: Profile) -> None:
-        """Passes take another time from now on: what rounds took says nothing of them."""
+    def renew_times(self, verify: Profile, draft: Profile) -> None:
+        """Passes of new texts take another time from now on. What rounds took that are over or
+        under way is forgotten; what is accepted stays known."""
         self.times = RoundTimes(verify, draft)
         self._best.clear()
+        self._since_ns = self.clock()
+        self.turns += 1  # open texts rank their sizes again
 
     @property
     def texts(self) -> int:

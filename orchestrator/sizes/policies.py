@@ -27,6 +27,11 @@ _WAYS = {
 }
 
 
+_PassTimes = tuple[Sequence[PassTime], Sequence[PassTime]]
+# Replicas' times differ by as much: texts go on learning together.
+_ALIKE = 1.25
+
+
 class SizePolicies:
     """Makes each text's policy, and keeps what the texts of a pair learn.
 
@@ -40,7 +45,7 @@ class SizePolicies:
         self._only = _WAYS[ahead]
         self._pair: object = None
         self._adaptation: Adaptation | None = None
-        self._profiled: tuple[Sequence[PassTime], Sequence[PassTime]] = ((), ())
+        self._pass_times: _PassTimes = ((), ())  # that the pair's texts learn with
         self._ahead = AheadChoice(active, self._only)
 
     def policy_for(
@@ -75,7 +80,21 @@ class SizePolicies:
             return FixedSize(size.gamma, size.nodes, generation.rule.needs_every_draft)
         if self._adaptation is None:
             self._adaptation = Adaptation(self._active, Profile(verify), Profile(draft))
-        elif self._profiled != (verify, draft):  # another back end computes the passes now
-            self._adaptation.profiled(Profile(verify), Profile(draft))
-        self._profiled = verify, draft
+        elif not _alike(self._pass_times, (verify, draft)):  # another back end computes them
+            self._adaptation.renew_times(Profile(verify), Profile(draft))
+            self._ahead = AheadChoice(self._active, self._only)
+        else:
+            verify, draft = self._pass_times
+        self._pass_times = verify, draft
         return AdaptiveSize(self._adaptation, generation.sizes)
+
+
+def _alike(one: _PassTimes, other: _PassTimes) -> bool:
+    """Whether the same passes are measured, and take about as long."""
+    for before, now in zip(one, other, strict=True):
+        known = {passes[:2]: passes[2] for passes in before}
+        if known.keys() != {passes[:2] for passes in now}:
+            return False
+        if any(not known[p[:2]] / _ALIKE <= p[2] <= known[p[:2]] * _ALIKE for p in now):
+            return False
+    return True

@@ -178,7 +178,7 @@ class Decoder(Model):
     def measure(self, longest: int) -> None:
         """See `Model`: takes a second, or remembers it from an earlier start."""
         backend, record = self._backends.current, self._record
-        self.pass_times = record.profile(str(backend)) if record is not None else ()
+        self.pass_times = record.profile(backend.form) if record is not None else ()
         if self.pass_times:
             return
         try:
@@ -194,7 +194,7 @@ class Decoder(Model):
         _log.info("passes in ms, by sequences and rows of each", **times)
         # A start beside others, or with a small cache, is measured again.
         if record is not None and is_whole(self.pass_times):
-            record.profiled(str(backend), list(self.pass_times))
+            record.profiled(backend.form, list(self.pass_times))
 
     def improve(self) -> None:
         """Find the fastest back end for the model; new sequences use it from then on.

@@ -96,8 +96,10 @@ class LoadedService:
     def improve(self) -> None:
         """Look for faster passes, model by model, and read the tokenizer for grammars, so that the
         first grammar does not wait for it. Slow; from any thread."""
-        self.grammars.prepare()
-        for model in self.models:
-            model.improve()
+        try:
+            self.grammars.prepare()
+        finally:
+            for model in self.models:
+                model.improve()
         if self.models:
             self.engine.expect(Profile(self.models[0].pass_times))

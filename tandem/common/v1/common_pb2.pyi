@@ -837,8 +837,8 @@ class ModelInfo(google.protobuf.message.Message):
 
     @property
     def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PassTime]:
-        """pass_times are times of the model's passes, measured at the start, from which draft sizes are
-        chosen. At most 64; empty: not measured.
+        """pass_times are times of the model's passes, from which draft sizes are chosen; others once
+        another back end computes new sequences (see improving). At most 64; empty: not measured.
         """
 
     def __init__(

@@ -157,6 +157,16 @@ def _free_in_container() -> int:
     """Memory left in the control group; beyond it the process is killed."""
     limit, used = (_CGROUP / name for name in ("memory.max", "memory.current"))
     try:
-        return int(limit.read_text()) - int(used.read_text())
+        return int(limit.read_text()) - int(used.read_text()) + _given_up_first()
     except (OSError, ValueError):  # no control group, or no limit ("max")
         return sys.maxsize
+
+
+def _given_up_first() -> int:
+    """Bytes of the control group's files that were read and are not in use, such as a checkpoint's:
+    they count as used, and are given up before memory runs out."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        return int(dict(line.split() for line in lines)["inactive_file"])
+    except (OSError, KeyError, ValueError):
+        return 0

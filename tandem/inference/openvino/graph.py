@@ -7,6 +7,7 @@ without a copy.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,20 +77,17 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
     return ov.Model(structure.get_results(), used, "tandem")
 
 
-def widened_once(graph: ov.Model) -> ov.Model | None:
+def widened_once(graph: ov.Model) -> tuple[ov.Model, int]:
     """The same graph, whose weights of 16 bits are widened once, when it is compiled, and kept in
-    float32; None where it has none. It shares them until then."""
-    wide = graph.clone()
-    marks = [
-        (node, mark)
-        for node in wide.get_ops()
-        if node.get_type_name() == "Convert"
-        for mark in [*node.get_rt_info()]
-        if mark.startswith("decompression")
-    ]
-    for node, mark in marks:
-        del node.get_rt_info()[mark]
-    return wide if marks else None
+    float32; and how many numbers these are. Until then both graphs share the constants."""
+    wide, numbers = graph.clone(), 0
+    for node in wide.get_ops():
+        if node.get_type_name() != "Convert":
+            continue
+        for mark in [each for each in node.get_rt_info() if each.startswith("decompression")]:
+            del node.get_rt_info()[mark]
+            numbers += math.prod(node.input_value(0).get_shape())
+    return wide, numbers
 
 
 def slides(structure: ov.Model) -> bool:

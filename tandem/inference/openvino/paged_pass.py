@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+import structlog
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from tandem.inference.kv.tables import Tables
 from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of, widened_once
 from tandem.inference.openvino.trace import INPUTS
 from tandem.inference.output import PassOutput
+
+_log = structlog.get_logger(__name__)
 
 
 @cache
@@ -34,11 +37,17 @@ def core() -> ov.Core:
 
 
 _Array = np.ndarray[Any, Any]
-# Of the free memory, what a model may take that is compiled a second time.
+# Of the free memory, what a second compilation may take.
 _SHARE = 1 / 16
-# A pass of so many tokens takes longer to read weights than to widen and multiply them; with more
-# than so many parameters, since those of a small model, such as a drafter, are read from caches.
-_FEW, _LARGE = 4, 64_000_000
+# Parameters from which it is not worth its memory: a change of sizes is a small part of a pass.
+_MOST = 1_000_000_000
+# Bytes of it that a log line is worth.
+_WORTH_SAYING = 64 << 20
+# Up to so many tokens a pass takes longer to read weights of 16 bits than to widen them.
+_FEW = 4
+# A model with at most so many parameters, such as a drafter, is read from caches: it widens its
+# weights for any number of single tokens, whose sizes so are never changed by others.
+_SMALL = 64_000_000
 
 
 class BlockPool(Tables):
@@ -92,9 +101,14 @@ class OpenVinoPass:
 
     A pass whose sizes differ from the last one's takes OpenVINO longer, about 0.1 ms a layer, and
     a draft's first pass has other sizes than its further passes. A model that is small beside the
-    free memory is therefore compiled twice: for batches of single tokens, and for all others. In
-    float32 the others' weights are widened once: a pass with more than a few tokens multiplies for
-    longer than it reads, and widening them each time adds to that.
+    free memory is therefore compiled twice: for batches of single tokens, and for other passes.
+
+    In float32 the second compilation has weights of 32 bits where the first widens those of 16 in
+    each product: with more than a few tokens that takes longer than reading. A larger model then
+    computes batches of more single tokens by the second one too.
+
+    Attributes:
+        form: how it is compiled, for `Backend.form`.
 
     Args:
         graph: from `complete`.
@@ -113,14 +127,24 @@ class OpenVinoPass:
         parameters: int,
         layers: Sequence[int] | None = None,
     ) -> None:
-        wide = widened_once(graph) if dtype == torch.float32 else None
-        # Wide weights are kept as they are and as products read them, others are there already.
-        again = parameters * precision_of(dtype).size * (1 if wide is None else 2)
-        twice = layers is None and again <= _SHARE * free_memory(torch.device("cpu"))
-        wide = wide if twice else None
-        self._few = _FEW if wide is not None and parameters > _LARGE else sys.maxsize
-        self._others = _Request(wide or graph, dtype, threads, layers)
-        self._singles = _Request(graph, dtype, threads) if twice else self._others
+        self.form, self._most_singles = "", sys.maxsize
+        second, widened = graph, 0
+        if layers is None and dtype == torch.float32:
+            second, widened = widened_once(graph)
+        # The constants are there already, but for wide ones; each compilation keeps a copy in its
+        # products' own layout.
+        further = parameters * precision_of(dtype).size + 4 * widened
+        free = free_memory(torch.device("cpu"))
+        if layers is not None or parameters > _MOST or further > _SHARE * free:
+            self._others = self._singles = _Request(graph, dtype, threads, layers)
+            return
+        self.form = ", wide" if widened else ", twice"
+        if 2 * widened > parameters > _SMALL:
+            self._most_singles = _FEW
+        self._singles = _Request(graph, dtype, threads)
+        self._others = _Request(second, dtype, threads)
+        if further >= _WORTH_SAYING:
+            _log.info("a pass is compiled twice", mib=further >> 20, wide=widened > 0)
 
     def pool(self, positions: int) -> BlockPool:
         """An empty KV pool for this model."""
@@ -130,7 +154,7 @@ class OpenVinoPass:
         """The rows that the batch asks for, in float32; its keys and values are written to the
         pool."""
         tokens = batch.token_ids.shape[1]
-        single = tokens == len(batch.segments) and tokens <= self._few
+        single = tokens == len(batch.segments) and tokens <= self._most_singles
         return (self._singles if single else self._others).infer(batch, pool)
 
 

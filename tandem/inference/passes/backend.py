@@ -99,6 +99,12 @@ class Backend:
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
 
+    @property
+    def form(self) -> str:
+        """Its name, and how its pass is compiled where that may be another at the next start: what
+        its passes take holds for this form."""
+        return str(self) + getattr(self.compute, "form", "")
+
     def beside(self, positions: int, part: ModelPart = WHOLE) -> Backend:
         """The same pass, or that of a part, with a pool of its own, to try while this back end
         serves."""

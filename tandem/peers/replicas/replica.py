@@ -28,8 +28,8 @@ _TOLD_SECONDS = 5.0
 # How long one that refused a sequence for want of room is not asked again.
 _FULL_SECONDS = 1.0
 # While a replica that failed texts is left alone it is asked so often who it is: another process
-# that listens there by now has failed none. And one that still looks for faster passes: draft sizes
-# follow from what its passes take.
+# that listens there by now has failed none. One that still looks for faster passes is asked as
+# often, since draft sizes follow from what its passes take.
 _WHO_SECONDS = 1.0
 
 C = TypeVar("C", DrafterClient, TargetClient)
@@ -80,7 +80,8 @@ class Replica(Generic[C]):
         self._told_at = self._full_at = -math.inf
         self._checking = False
         self._task: asyncio.Task[None] | None = None
-        self._improving: asyncio.Task[None] | None = None
+        self._asking = asyncio.Lock()  # so that the latest answer is the last one
+        self._improvement: asyncio.Task[None] | None = None
         # Its log lines are its own, not those of a text that has it asked again.
         self._context = contextvars.copy_context()
 
@@ -122,20 +123,23 @@ class Replica(Generic[C]):
         self.answered_at = time.monotonic()
 
     async def _ask_who(self) -> None:
-        reply = await self.client.model_info(self._seconds)
-        if self.reply is None or reply.info.incarnation != self.reply.info.incarnation:
-            self._breaker.forget()
-        self.reply = reply
+        async with self._asking:
+            reply = await self.client.model_info(self._seconds)
+            if self.reply is None or reply.info.incarnation != self.reply.info.incarnation:
+                self._breaker.forget()
+            self.reply = reply
 
     def _follow_improvement(self) -> None:
-        if self._improving is None or self._improving.done():
-            self._improving = asyncio.create_task(self._until_improved(), context=self._context)
+        if self._improvement is None or self._improvement.done():
+            self._improvement = asyncio.create_task(self._until_improved(), context=self._context)
 
     async def _until_improved(self) -> None:
         while self.serving and self.reply.info.improving:
             await asyncio.sleep(_WHO_SECONDS)
-            with suppress(TandemError):  # its health says so too
+            before = self.reply.info
+            with suppress(TandemError):  # if it is away, its health tells
                 await self._ask_who()
+            if self.reply.info != before:
                 self._changed()
 
     def _note(self, serving: bool, obstacle: TandemError | None) -> None:
@@ -233,7 +237,7 @@ class Replica(Generic[C]):
         """Follow it no more, and close its channel."""
         self.serving = False
         self.asked.set()  # what it will not be asked any more is not to be waited for
-        tasks = [task for task in (self._task, self._improving) if task is not None]
+        tasks = [task for task in (self._task, self._improvement) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

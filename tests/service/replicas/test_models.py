@@ -142,6 +142,10 @@ async def test_one_that_looks_for_faster_passes_is_asked_until_it_has(fleet: Fle
     info = await fleet.stub.GetModelInfo(pb.GetModelInfoRequest())
     assert (info.target.engine, info.target.improving) == ("torch", True)
     await until(lambda: target.asked >= 2)
+    target.silent = True  # an ask that fails is followed by another
+    asked = target.asked
+    await until(lambda: target.asked >= asked + 2)
+    target.silent = False
     target.info.engine, target.info.improving = "openvino", False
     target.info.pass_times.add(sequences=1, rows=1, nanoseconds=1000)
 
@@ -150,7 +154,11 @@ async def test_one_that_looks_for_faster_passes_is_asked_until_it_has(fleet: Fle
         return bool(reply.target == target.info)
 
     await until(told)
+    asked = target.asked
     assert list((await fleet.text()).token_ids) == target.text(20)
+    still = [task for task in asyncio.all_tasks() if "_until_improved" in str(task)]
+    assert all(task.done() for task in still)
+    assert target.asked == asked
 
 
 async def test_a_text_never_moves_to_another_model(fleet: Fleet) -> None:

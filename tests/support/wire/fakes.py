@@ -108,6 +108,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         tokenizer_json: that it serves; if empty, NOT_FOUND.
         openings: the messages that its sequences were opened with.
         asked: number of calls of GetModelInfo.
+        silent: whether these fail.
         max_rounds: rounds that it takes ahead.
         runs: rounds of each run that was asked for.
         drafts: that it makes itself, always right; None where it makes none.
@@ -120,6 +121,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self.tokenizer_json = b""
         self.openings: list[target_pb2.OpenSequence] = []
         self.asked = 0
+        self.silent = False
         self.max_rounds = 32
         self.runs: list[int] = []
         self.drafts: target_pb2.TargetDrafts | None = None
@@ -207,6 +209,8 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self, request: target_pb2.GetModelInfoRequest, context: Any
     ) -> target_pb2.GetModelInfoResponse:
         self.asked += 1
+        if self.silent:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "silent")
         return target_pb2.GetModelInfoResponse(
             info=self.info,
             verifiers=[RULES[name] for name in self.verifiers],

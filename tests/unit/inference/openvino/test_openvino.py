@@ -231,12 +231,12 @@ def test_weights_of_16_bits_are_widened_once_for_passes_of_more_tokens(
         parameter.data = parameter.data.bfloat16().float()
     texts = [[token_id % 31 for token_id in text] for text in texts]
     expected = plain_logits(model, texts)
-    for share in (1, 0):
+    for share, large in ((1, True), (1, False), (0, True)):
         monkeypatch.setattr(openvino_pass, "_SHARE", share)
-        monkeypatch.setattr(openvino_pass, "_LARGE", 0)
+        monkeypatch.setattr(openvino_pass, "_SMALL", 0 if large else 10**9)
         decoder = decoder_over(copy.deepcopy(model), "tiny", cache_tokens=512, engine="openvino")
         compute: Any = decoder._backends.current.compute
-        caches = [decoder.reserve(8) for _ in range(5)]
+        caches: list[Any] = [decoder.reserve(8) for _ in range(5)]
         asked: list[Any] = []
         infer = openvino_pass._Request.infer
 
@@ -247,10 +247,11 @@ def test_weights_of_16_bits_are_widened_once_for_passes_of_more_tokens(
 
         monkeypatch.setattr(openvino_pass._Request, "infer", noted)
         for texts_at_once in (1, 4, 5):
-            decoder.forward([Feed(cache, [1], 1) for cache in caches[:texts_at_once] if cache])
+            decoder.forward([Feed(cache, [1], 1) for cache in caches[:texts_at_once]])
         monkeypatch.setattr(openvino_pass._Request, "infer", infer)
-        assert asked == [compute._singles, compute._singles, compute._others]
-        assert [has_wide(each) for each in asked] == [False, False, share == 1]
+        assert [has_wide(each) for each in asked] == [False, False, share == 1 and large]
+        assert has_wide(compute._others) == (share == 1)
+        assert compute.form == (", wide" if share else "")
         assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
 
 

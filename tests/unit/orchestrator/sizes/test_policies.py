@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.sizes.goodput import sizes
+from orchestrator.sizes.adaptive import Adaptation
+from orchestrator.sizes.goodput import PLAIN, sizes
 from orchestrator.sizes.policies import SizePolicies
 from tandem.peers.text.contracts import SizePolicy
 from tandem.peers.text.values import Generation, Rule, Stopping
@@ -39,6 +40,11 @@ def policy(policies: SizePolicies, verify: Sequence[PassTime], pair: str = "pair
     return policies.policy_for(generation, pair, verify, DRAFT)
 
 
+def learnt(policies: SizePolicies) -> Adaptation:
+    assert policies._adaptation is not None
+    return policies._adaptation
+
+
 def test_another_back_end_has_other_sizes() -> None:
     policies = SizePolicies(lambda: 1)
     assert policy(policies, DEAR).begins_drafting, "the first text tries it"
@@ -46,11 +52,40 @@ def test_another_back_end_has_other_sizes() -> None:
         assert policy(policies, verify).begins_drafting == (verify is CHEAP)
 
 
+def test_of_several_texts_too() -> None:
+    policies = SizePolicies(lambda: 4)
+    for verify in (DEAR, CHEAP, DEAR):
+        policy(policies, verify)
+        best = learnt(policies).best_of_all(sizes(16, 0, None, 0))
+        assert (best == PLAIN) == (verify is DEAR)
+
+
+def test_open_texts_rank_their_sizes_again() -> None:
+    policies = SizePolicies(lambda: 1)
+    policy(policies, DEAR)
+    turns = learnt(policies).turns
+    policy(policies, DEAR)
+    assert learnt(policies).turns == turns
+    policy(policies, CHEAP)
+    assert learnt(policies).turns == turns + 1
+
+
+def test_what_rounds_took_is_forgotten_with_their_back_end_and_not_before() -> None:
+    policies = SizePolicies(lambda: 1)
+    policy(policies, DEAR)
+    times = learnt(policies).times
+    policy(policies, [(texts, rows, 1.2 * ns) for texts, rows, ns in DEAR])  # another replica's
+    assert learnt(policies).times is times
+    policy(policies, CHEAP)
+    assert learnt(policies).times is not times
+
+
 def test_what_is_accepted_stays_known_with_another_back_end() -> None:
     policies = SizePolicies(lambda: 1)
     policy(policies, DEAR)
-    learnt = policies._adaptation
+    everyone, accepted = learnt(policies), learnt(policies).acceptance
     policy(policies, CHEAP)
-    assert policies._adaptation is learnt
+    assert learnt(policies) is everyone
+    assert everyone.acceptance is accepted
     policy(policies, CHEAP, "another pair")
-    assert policies._adaptation is not learnt
+    assert learnt(policies) is not everyone
