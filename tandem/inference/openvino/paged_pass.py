@@ -45,8 +45,8 @@ _MOST = 1_000_000_000
 _WORTH_SAYING = 64 << 20
 # Up to so many tokens a pass takes longer to read weights of 16 bits than to widen them.
 _FEW = 4
-# A model with at most so many parameters, such as a drafter, is read from caches: it widens its
-# weights for any number of single tokens, whose sizes so are never changed by others.
+# A model with at most so many parameters, such as a drafter, is read from caches. Its single tokens
+# stay with the first compilation however many they are: a draft's further passes keep their size.
 _SMALL = 64_000_000
 
 

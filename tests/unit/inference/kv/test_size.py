@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,3 +274,24 @@ def test_later_weights_are_read_where_they_have_room(
     device_with(monkeypatch, needed - 1 if device == "cpu" else GIB, total=total - 2, held=held)
     with pytest.raises(MemoryError, match=r"KV cache of 64 tokens and 0.0 GiB of weights: c"):
         own.renewed(lambda: pytest.fail("it was read"))
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"max": "1000", "current": "900", "stat": "anon 500\ninactive_file 300\nfile 350\n"}, 400),
+        ({"max": "1000", "current": "900", "stat": "anon 500\n"}, 100),
+        ({"max": "1000", "current": "900"}, 100),
+        ({"max": "max", "current": "900", "stat": "inactive_file 300\n"}, None),
+        ({}, None),
+    ],
+)
+def test_in_a_container_files_that_are_not_in_use_are_free(
+    files: dict[str, str], free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a checkpoint that was just read. Without a limit the machine's memory counts."""
+    for name, content in files.items():
+        (tmp_path / f"memory.{name}").write_text(content)
+    monkeypatch.setattr(size, "_CGROUP", tmp_path)
+    monkeypatch.setattr(size, "_free_in_machine", lambda: 10**9)
+    assert size.free_memory(torch.device("cpu")) == (10**9 if free is None else free)

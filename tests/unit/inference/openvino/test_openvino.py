@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.inference.choice.candidates import in_dtype
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.feed import Feed
+from tandem.inference.output import PassOutput
 from tandem.speculation.request.sampling import Sampling
 from tests.support.decoders import decoder_over
 from tests.support.devices.bfloat16 import needs_units
@@ -190,7 +190,25 @@ def test_float32_keeps_matrices_as_the_checkpoint_has_them(
     assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
 
 
-def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The compiled models that computed passes, in order."""
+    from tandem.inference.openvino import paged_pass as openvino_pass
+
+    found: list[Any] = []
+    infer = openvino_pass._Request.infer
+
+    def noted(self: Any, *rest: Any) -> PassOutput:
+        found.append(self)
+        return infer(self, *rest)
+
+    monkeypatch.setattr(openvino_pass._Request, "infer", noted)
+    return found
+
+
+def test_single_tokens_are_computed_apart_and_alike(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model that is small beside the free memory is compiled twice, since a change of sizes takes
     time; both see one cache."""
     from tandem.inference.openvino import paged_pass as openvino_pass
@@ -202,26 +220,17 @@ def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPa
         decoder = decoder_over(build(LLAMA), "tiny", cache_tokens=512, engine="openvino")
         compute: Any = decoder._backends.current.compute
         assert (compute._singles is not compute._others) == apart
-        used: list[Any] = []
-        infer = openvino_pass._Request.infer
-
-        def noted(self: Any, *rest: Any, used: list[Any] = used, infer: Any = infer) -> Tensor:
-            used.append(self)
-            logits: Tensor = infer(self, *rest)
-            return logits
-
-        monkeypatch.setattr(openvino_pass._Request, "infer", noted)
+        asked.clear()
         assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
         cache = decoder.reserve(4)
         assert cache is not None
         decoder.forward([Feed(cache, [1, 2], 1)])
         decoder.forward([Feed(cache, [1], 1)])
-        assert used[-2:] == [compute._others, compute._singles]
-        monkeypatch.setattr(openvino_pass._Request, "infer", infer)
+        assert asked[-2:] == [compute._others, compute._singles]
 
 
 def test_weights_of_16_bits_are_widened_once_for_passes_of_more_tokens(
-    monkeypatch: pytest.MonkeyPatch,
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, where the wide ones have room; both give float32's logits, over one cache."""
     from tandem.inference.openvino import paged_pass as openvino_pass
@@ -237,18 +246,9 @@ def test_weights_of_16_bits_are_widened_once_for_passes_of_more_tokens(
         decoder = decoder_over(copy.deepcopy(model), "tiny", cache_tokens=512, engine="openvino")
         compute: Any = decoder._backends.current.compute
         caches: list[Any] = [decoder.reserve(8) for _ in range(5)]
-        asked: list[Any] = []
-        infer = openvino_pass._Request.infer
-
-        def noted(self: Any, *rest: Any, asked: list[Any] = asked, infer: Any = infer) -> Tensor:
-            asked.append(self)
-            logits: Tensor = infer(self, *rest)
-            return logits
-
-        monkeypatch.setattr(openvino_pass._Request, "infer", noted)
+        asked.clear()
         for texts_at_once in (1, 4, 5):
             decoder.forward([Feed(cache, [1], 1) for cache in caches[:texts_at_once]])
-        monkeypatch.setattr(openvino_pass._Request, "infer", infer)
         assert [has_wide(each) for each in asked] == [False, False, share == 1 and large]
         assert has_wide(compute._others) == (share == 1)
         assert compute.form == (", wide" if share else "")
